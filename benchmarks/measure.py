@@ -1,0 +1,180 @@
+r"""Measuring side by side.
+
+On a shared machine a time means little and a ratio means much, if both of its sides were measured in the
+same minute. So candidates run in one process, interleaved, in a new random order every round, and only
+ratios *within* a round are kept. Six repeats of one ratio spread 12 % when measured this way, and 68 % when
+the candidates run one after the other.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["compare", "machine", "peak_memory", "print_peak", "steady_malloc", "write_results"]
+
+RESULTS = Path(__file__).parent / "results"
+MINIMUM_SECONDS = 0.02
+
+
+# A large tensor that is freed and allocated again costs page faults, about as much as the arithmetic on it.
+# With these thresholds the memory stays with the process, for all candidates alike. They are read when a
+# process starts, hence the restart.
+def steady_malloc() -> None:
+    r"""Restart this script, once, with an allocator that keeps freed memory; call it first in `main`."""
+    wanted = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
+
+
+# Thread time leaves out what other processes did to this one, but counts only the calling thread. With more
+# threads there is only the wall clock, and then the machine has to be quiet.
+def compare(
+    candidates: dict[str, Callable[[], Any]], rounds: int = 7, threads: int = 1, seed: int = 0
+) -> dict[str, dict[str, Any]]:
+    r"""Time candidates side by side.
+
+    Each candidate first runs twice unmeasured. A round then runs every candidate once, in random order
+    (a quick one several times, until it has used 20 ms).
+
+    Returns:
+        for each name: `median` and `quartiles` in seconds a call, `calls` (in one round), and `ratio`, a
+        table from every other name to the median and quartiles of (this time / other's time) within rounds.
+    """
+    clock = time.thread_time if threads == 1 else time.perf_counter
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        calls = {name: _warm_up(run, clock) for name, run in candidates.items()}
+        order = random.Random(seed)
+        times: dict[str, list[float]] = {name: [] for name in candidates}
+        for _ in range(rounds):
+            for name in order.sample(list(candidates), len(candidates)):
+                times[name].append(_time(candidates[name], calls[name], clock))
+    finally:
+        torch.set_num_threads(threads_before)
+    return {name: _summary(name, times, calls[name]) for name in candidates}
+
+
+def _warm_up(run: Callable[[], Any], clock: Callable[[], float]) -> int:
+    run()
+    return max(1, round(MINIMUM_SECONDS / max(_time(run, 1, clock), 1e-6)))
+
+
+def _time(run: Callable[[], Any], calls: int, clock: Callable[[], float]) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        start = clock()
+        for _ in range(calls):
+            run()
+        return (clock() - start) / calls
+    finally:
+        gc.enable()
+
+
+def _summary(name: str, times: dict[str, list[float]], calls: int) -> dict[str, Any]:
+    own = times[name]
+    ratios = {
+        other: [mine / theirs for mine, theirs in zip(own, times[other], strict=True)]
+        for other in times
+        if other != name
+    }
+    return {
+        "median": _round(statistics.median(own)),
+        "quartiles": _quartiles(own),
+        "calls": calls,
+        "ratio": {
+            other: {"median": _round(statistics.median(values)), "quartiles": _quartiles(values)}
+            for other, values in ratios.items()
+        },
+    }
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    if len(values) < 2:
+        return [_round(value) for value in values * 2]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return [_round(low), _round(high)]
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+# The operating system keeps a high-water mark for each process, so memory is measured in a fresh one. What
+# the interpreter and torch take before the work starts is not the candidate's, and is subtracted.
+def print_peak(run: Callable[[], Any]) -> None:
+    r"""In a fresh process: call `run` and print how far it raised the high-water mark, as one JSON line."""
+    gc.collect()
+    before = _status("VmRSS")
+    run()
+    print(json.dumps({"peak_bytes": max(0, _status("VmHWM") - before)}))
+
+
+def peak_memory(command: list[str], timeout: float = 1800) -> int:
+    r"""Run a command that ends with `print_peak` and return the bytes it printed.
+
+    Raises:
+        RuntimeError: the command failed (out of memory, for one); its last error line is named.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    if done.returncode != 0:
+        reason = (done.stderr.strip().splitlines() or ["killed"])[-1]
+        raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}: {reason}")
+    return int(json.loads(done.stdout.strip().splitlines()[-1])["peak_bytes"])
+
+
+def _status(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return 1024 * int(line.split()[1])
+    raise RuntimeError(f"/proc/self/status has no {field}; peak memory is measured on Linux")
+
+
+def machine(packages: tuple[str, ...] = ()) -> dict[str, Any]:
+    r"""Describe what a figure depends on: processor, load, versions of torch, Python and `packages`."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "processor": model or platform.processor(),
+        "cores": os.cpu_count(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "steady_malloc": "MALLOC_TRIM_THRESHOLD_" in os.environ,
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def write_results(name: str, rows: list[dict[str, Any]], packages: tuple[str, ...] = ()) -> Path:
+    r"""Write `results/<name>.json`: the machine, the command, and the rows; return its path."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    document = {
+        "machine": machine(packages),
+        "command": " ".join(["python", *_shown(sys.argv)]),
+        "rows": rows,
+    }
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def _shown(arguments: list[str]) -> list[str]:
+    return ["benchmarks/" + Path(arguments[0]).name, *arguments[1:]]
