@@ -20,13 +20,13 @@ Sequences are time-major, `[T, B, D]`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-__all__ = ["Mask", "MaskLike", "as_mask", "dense_mask", "hide_padding"]
+__all__ = ["Mask", "MaskLike", "as_mask", "check_mask", "dense_mask", "hide_padding"]
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,33 @@ class Mask:
     def is_full(self) -> bool:
         r"""True when every query may read every key."""
         return not self.causal and self.window is None and self.keys is None and self.dense is None
+
+    # A decoding step is one query behind all keys: there the causal rule hides nothing, and a kernel that is
+    # told so need not build a mask.
+    def reduced(self, queries: int, keys: int) -> Mask:
+        r"""Drop the rules that hide nothing between `queries` and `keys` positions."""
+        causal = self.causal and self.offset < keys - 1
+        reach = max(self.offset + queries - 1, keys - 1 - self.offset)
+        window = self.window if self.window is not None and self.window <= reach else None
+        offset = self.offset if causal or window is not None else 0
+        return replace(self, causal=causal, window=window, offset=offset)
+
+    def cut(self, queries: slice, keys: slice) -> Mask:
+        r"""Give the mask of a rectangle: these queries, reading these keys (plain slices, start and stop given).
+
+        Raises:
+            ValueError: the first key lies after the first query.
+        """
+        dense = self.dense
+        if dense is not None:
+            dense = dense[queries if dense.shape[0] > 1 else slice(None), keys]
+        return Mask(
+            causal=self.causal,
+            keys=None if self.keys is None else self.keys[keys],
+            dense=dense,
+            window=self.window,
+            offset=self.offset + queries.start - keys.start,
+        )
 
 
 MaskLike = Mask | Tensor | None
