@@ -4,7 +4,8 @@ Around a backbone of $L$ layers stand only two tables. The *embedding* turns eac
 adds its position; the *generator* turns each final vector into one logit a token of the vocabulary. Token
 ids come as `[B, T]`, the way texts are stacked; inside, sequences are time-major.
 
-$$p(x_{t+1} \mid x_{\le t}) = \mathrm{softmax}\big(\mathrm{Generator}(\mathrm{Backbone}(\mathrm{Embed}(x)))_t\big)$$
+$$p(x_{t+1} \mid x_{\le t}) = \mathrm{softmax}(z_t), \qquad
+z = \mathrm{Generator}(\mathrm{Backbone}(\mathrm{Embed}(x)))$$
 
 Because the backbone is causal, one pass over a text of $T$ tokens trains $T$ predictions at once.
 """
@@ -18,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from postil.mixer import Backbone, State
+from postil.transformer.encoder_decoder import Generator
 
 __all__ = ["LanguageModel", "LanguageModelState", "next_token_loss"]
 
@@ -47,7 +49,7 @@ class LanguageModel(nn.Module):
         self,
         embedding: nn.Module,
         backbone: Backbone,
-        generator: nn.Module,
+        generator: Generator,
         *,
         max_len: int | None = None,
         tie_weights: bool = False,
@@ -108,10 +110,14 @@ class LanguageModel(nn.Module):
 
     def _check_length(self, length: int) -> None:
         if self.max_len is not None and length > self.max_len:
-            raise ValueError(f"a text of {length} tokens does not fit: this model reads at most {self.max_len}")
+            raise ValueError(
+                f"a text of {length} tokens is too long: this model reads at most {self.max_len}"
+            )
 
 
-def next_token_loss(logits: Float[Tensor, "*positions V"], targets: Int[Tensor, "*positions"]) -> Float[Tensor, ""]:
+def next_token_loss(
+    logits: Float[Tensor, "*positions V"], targets: Int[Tensor, "*positions"]
+) -> Float[Tensor, ""]:
     r"""Sum of $-\ln p(\mathrm{target})$ over the positions, in nats; accumulated in float32 or wider."""
     logits = logits.flatten(0, -2)
     wide = logits.float() if logits.dtype.itemsize < 4 else logits

@@ -48,8 +48,8 @@ class Mask:
     """
 
     causal: bool = False
-    keys: Bool[Tensor, "S B"] | None = None
-    dense: Bool[Tensor, "#T S #B"] | None = None
+    keys: Tensor | None = None
+    dense: Tensor | None = None
     window: int | None = None
     offset: int = 0
 
@@ -57,7 +57,9 @@ class Mask:
         if self.window is not None and self.window < 1:
             raise ValueError(f"window={self.window}: a window of at least 1 lets a position read itself")
         if self.offset < 0:
-            raise ValueError(f"offset={self.offset} counts keys before the first query; it cannot be negative")
+            raise ValueError(
+                f"offset={self.offset} counts keys before the first query, so it is not negative"
+            )
         if self.keys is not None:
             object.__setattr__(self, "keys", _as_bool(self.keys, axes=2, name="keys"))
         if self.dense is not None:
@@ -92,7 +94,7 @@ class Mask:
         return replace(self, causal=causal, window=window, offset=offset)
 
     def cut(self, queries: slice, keys: slice) -> Mask:
-        r"""Give the mask of a rectangle: these queries, reading these keys (plain slices, start and stop given).
+        r"""Give the mask of a rectangle: these queries reading these keys, as plain slices.
 
         Raises:
             ValueError: the first key lies after the first query.
@@ -113,7 +115,7 @@ MaskLike = Mask | Tensor | None
 
 
 def as_mask(mask: MaskLike) -> Mask:
-    r"""Give any accepted mask its structured form: `None` hides nothing, a tensor `[T|1, S, B|1]` is dense."""
+    r"""Give any accepted mask its structured form: `None` hides nothing, a tensor is dense."""
     if mask is None:
         return Mask()
     return mask if isinstance(mask, Mask) else Mask(dense=mask)
@@ -121,7 +123,9 @@ def as_mask(mask: MaskLike) -> Mask:
 
 # The general form writes the rules out. It is what references use, and what a fast form falls back on for
 # rules it has no structure for.
-def dense_mask(mask: Mask, queries: int, keys: int, device: torch.device | None = None) -> Bool[Tensor, "T S #B"]:
+def dense_mask(
+    mask: Mask, queries: int, keys: int, device: torch.device | None = None
+) -> Bool[Tensor, "T S #B"]:
     r"""Write a structured mask out as `[T, S, B or 1]`, true where query `i` may read key `j`.
 
     Cost: $T S$ booleans, times the batch if `keys` or `dense` differ by row.
@@ -130,7 +134,11 @@ def dense_mask(mask: Mask, queries: int, keys: int, device: torch.device | None 
         ValueError: the mask's own tensors do not fit `queries` and `keys`.
     """
     check_mask(mask, queries, keys)
-    lag = torch.arange(queries, device=device)[:, None] + mask.offset - torch.arange(keys, device=device)[None, :]
+    lag = (
+        torch.arange(queries, device=device)[:, None]
+        + mask.offset
+        - torch.arange(keys, device=device)[None, :]
+    )
     allowed = torch.ones_like(lag, dtype=torch.bool)
     if mask.causal:
         allowed = allowed & (lag >= 0)
@@ -169,7 +177,7 @@ def hide_padding(x: Tensor, mask: Mask) -> Tensor:
 
 
 def _as_bool(mask: Tensor, axes: int, name: str) -> Tensor:
-    # A float mask of zeros and ones is ambiguous: some libraries add it to the scores, where it hides nothing.
+    # A float mask of zeros and ones is ambiguous: some libraries add it to the scores and so hide nothing.
     if mask.is_floating_point() or mask.is_complex():
         raise TypeError(
             f"{name} has dtype {mask.dtype}; masks are boolean or integer, true (non-zero) where a query may "

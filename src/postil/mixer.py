@@ -9,16 +9,17 @@ all to the same laws.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from postil.masks import MaskLike
 
-__all__ = ["Backbone", "BatchFirst", "CausalMixer", "Mixer", "State", "check_sizes", "check_probability"]
+__all__ = ["Backbone", "BatchFirst", "CausalMixer", "Mixer", "State", "check_probability", "check_sizes"]
 
-State: TypeAlias = tuple[Any, ...]
+# Each mixer has a NamedTuple of its own and takes no other.
+State: TypeAlias = Any
 """What decoding must remember: a NamedTuple of tensors, handed in and handed back, never kept on a module."""
 
 
@@ -57,12 +58,10 @@ class CausalMixer(Mixer):
     """
 
     @abstractmethod
-    def prefill(
-        self, x: Float[Tensor, "T B D"], state: State | None = None
-    ) -> tuple[Float[Tensor, "T B D"], State]:
-        r"""Mix a chunk causally after what `state` remembers (`None`: nothing yet); return also the new state."""
+    def prefill(self, x: Float[Tensor, "T B D"], state: State = None) -> tuple[Float[Tensor, "T B D"], State]:
+        r"""Mix a chunk causally after what `state` remembers (`None`: nothing yet); give the new state too."""
 
-    def step(self, x_t: Float[Tensor, "B D"], state: State | None = None) -> tuple[Float[Tensor, "B D"], State]:
+    def step(self, x_t: Float[Tensor, "B D"], state: State = None) -> tuple[Float[Tensor, "B D"], State]:
         r"""Mix one position: `prefill` of a chunk of one, unless a mixer knows something cheaper."""
         y, state = self.prefill(x_t[None], state)
         return y[0], state
@@ -70,6 +69,7 @@ class CausalMixer(Mixer):
 
 # The Feedback Transformer cannot be cut into independent layers: each layer reads what all layers wrote at
 # earlier positions. So the language model asks for this smaller thing, which a stack of layers fulfils too.
+@runtime_checkable
 class Backbone(Protocol):
     r"""All layers between the embedding and the logits, always causal, decoded like a mixer."""
 
@@ -79,13 +79,11 @@ class Backbone(Protocol):
         r"""Compute all positions; `mask=None` means causal."""
         ...
 
-    def prefill(
-        self, x: Float[Tensor, "T B D"], state: State | None = None
-    ) -> tuple[Float[Tensor, "T B D"], State]:
+    def prefill(self, x: Float[Tensor, "T B D"], state: State = None) -> tuple[Float[Tensor, "T B D"], State]:
         r"""Compute a chunk after what `state` remembers."""
         ...
 
-    def step(self, x_t: Float[Tensor, "B D"], state: State | None = None) -> tuple[Float[Tensor, "B D"], State]:
+    def step(self, x_t: Float[Tensor, "B D"], state: State = None) -> tuple[Float[Tensor, "B D"], State]:
         r"""Compute one position."""
         ...
 
@@ -129,4 +127,4 @@ def check_probability(**probabilities: float) -> None:
     """
     for name, probability in probabilities.items():
         if not 0.0 <= probability < 1.0:
-            raise ValueError(f"{name}={probability!r}: expected a probability from 0 up to, but not including, 1")
+            raise ValueError(f"{name}={probability!r}: expected a probability of at least 0 and below 1")

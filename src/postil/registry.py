@@ -14,9 +14,18 @@ from typing import Any
 from torch import nn
 
 from postil.language_model import LanguageModel
+from postil.mixer import Backbone
 from postil.mixers.multi_head_attention import MultiHeadAttention, attention, attention_reference
+from postil.transformer.encoder_decoder import CausalStack, Generator
+from postil.transformer.feed_forward import feed_forward
+from postil.transformer.layers import TransformerLayer
+from postil.transformer.positions import (
+    EmbeddingsWithLearnedPositionalEncoding,
+    EmbeddingsWithPositionalEncoding,
+    TokenEmbeddings,
+)
 
-__all__ = ["REGISTRY", "Entry", "ModelSettings", "build_backbone", "build_language_model", "build_mixer"]
+__all__ = ["REGISTRY", "Entry", "ModelSettings", "build_backbone", "build_language_model"]
 
 
 @dataclass
@@ -44,12 +53,18 @@ class ModelSettings:
     options: dict[str, Any] = field(default_factory=dict)
     """Further options of the mixer's constructor, such as window."""
 
+    @property
+    def feed_forward_width(self) -> int:
+        r"""Width of the hidden layer: `d_ff`, or four times the model's."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
 
 @dataclass(frozen=True)
 class Entry:
     r"""A mixer or a whole backbone: how it is built, where it comes from, and its equation in two forms.
 
     `fast` and `reference` take what the module's `operands` gives. `example` is small enough for a test.
+    `idle` names parameters that no loss can move: the law that every parameter learns spares them.
     """
 
     build: Callable[[ModelSettings], nn.Module]
@@ -57,9 +72,12 @@ class Entry:
     fast: Callable[..., Any]
     reference: Callable[..., Any]
     example: ModelSettings = field(
-        default_factory=lambda: ModelSettings(d_model=8, n_layers=1, heads=2, d_ff=16, seq_len=32, dropout=0.0)
+        default_factory=lambda: ModelSettings(
+            d_model=8, n_layers=1, heads=2, d_ff=16, seq_len=32, dropout=0.0
+        )
     )
     is_backbone: bool = False
+    idle: tuple[str, ...] = ()
 
 
 REGISTRY: dict[str, Entry] = {
@@ -68,5 +86,57 @@ REGISTRY: dict[str, Entry] = {
         paper="vaswani2017",
         fast=attention,
         reference=attention_reference,
+        # A bias of the keys adds the same number to all scores of a query; the softmax takes it away.
+        idle=("key.linear.bias",),
     ),
 }
+
+
+EMBEDDINGS: dict[str, Callable[[ModelSettings, int], TokenEmbeddings]] = {
+    "learned": lambda s, vocab: EmbeddingsWithLearnedPositionalEncoding(s.d_model, vocab, s.seq_len),
+    "fixed": lambda s, vocab: EmbeddingsWithPositionalEncoding(s.d_model, vocab, s.seq_len),
+    "none": lambda s, vocab: TokenEmbeddings(s.d_model, vocab),
+}
+
+
+def build_language_model(mixer: str, settings: ModelSettings, vocab_size: int) -> LanguageModel:
+    r"""Build a language model over a registered mixer, freshly initialised from PyTorch's global generator.
+
+    Raises:
+        ValueError: the name, a size, a choice or an option is not known or does not fit; it is named.
+    """
+    if settings.positions not in EMBEDDINGS:
+        raise ValueError(f"positions={settings.positions!r} is not known; there are {', '.join(EMBEDDINGS)}")
+    embedding = EMBEDDINGS[settings.positions](settings, vocab_size)
+    backbone = build_backbone(mixer, settings)
+    generator = Generator(vocab_size, settings.d_model)
+    limits = [n for n in (embedding.max_len, getattr(backbone, "max_len", None)) if n is not None]
+    return LanguageModel(
+        embedding, backbone, generator, max_len=min(limits, default=None), tie_weights=settings.tie_weights
+    )
+
+
+def build_backbone(mixer: str, settings: ModelSettings) -> Backbone:
+    r"""Build all layers between embedding and generator.
+
+    Raises:
+        ValueError: as `build_language_model`.
+    """
+    if mixer not in REGISTRY:
+        raise ValueError(f"mixer={mixer!r} is not known; there are {', '.join(REGISTRY)}")
+    entry = REGISTRY[mixer]
+    try:
+        module = entry.build(settings)
+    except TypeError as error:
+        raise ValueError(f"options={settings.options} do not fit mixer={mixer!r}: {error}") from error
+    if entry.is_backbone:
+        return module
+    layer = TransformerLayer(
+        d_model=settings.d_model,
+        self_attn=module,
+        feed_forward=feed_forward(
+            settings.activation, settings.d_model, settings.feed_forward_width, settings.dropout
+        ),
+        dropout_prob=settings.dropout,
+    )
+    return CausalStack(layer, settings.n_layers)

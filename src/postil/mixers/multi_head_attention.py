@@ -163,11 +163,18 @@ class KeyValueState(NamedTuple):
 
 def _extend(state: KeyValueState | None, k: Tensor, v: Tensor) -> KeyValueState:
     if state is None:
-        # Half precision under autocast must not decide the buffer's type: the keys do.
         return KeyValueState(k, v, 0, k.shape[0], torch.tensor(k.shape[0]))
+    if k.shape[1] != state.keys.shape[1]:
+        raise ValueError(
+            f"the state is of a batch of {state.keys.shape[1]}, the input of a batch of {k.shape[1]}"
+        )
     # Where gradients flow or a graph is traced, rows written in place would change tensors already saved.
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (k.requires_grad or state.keys.requires_grad)):
-        keys, values = (torch.cat([old[state.live], new]) for old, new in ((state.keys, k), (state.values, v)))
+    if torch.compiler.is_compiling() or (
+        torch.is_grad_enabled() and (k.requires_grad or state.keys.requires_grad)
+    ):
+        keys, values = (
+            torch.cat([old[state.live], new]) for old, new in ((state.keys, k), (state.values, v))
+        )
         return KeyValueState(keys, values, 0, keys.shape[0], torch.tensor(keys.shape[0]))
     stop = state.stop + k.shape[0]
     if stop > state.keys.shape[0] or int(state.written) != state.stop:
@@ -235,7 +242,9 @@ class MultiHeadAttention(CausalMixer):
         check_sizes(heads=heads, d_model=d_model, window=1 if window is None else window)
         check_probability(dropout_prob=dropout_prob)
         if d_model % heads:
-            raise ValueError(f"d_model={d_model} must be divisible by heads={heads}: every head gets an equal share")
+            raise ValueError(
+                f"d_model={d_model} must be divisible by heads={heads}: every head gets an equal share"
+            )
         self.d_model = d_model
         self.heads = heads
         self.d_k = d_model // heads
@@ -265,7 +274,9 @@ class MultiHeadAttention(CausalMixer):
             ValueError: lengths, batches or widths of the three do not fit together, or the mask does not fit them.
             TypeError: the mask is neither boolean nor integer.
         """
-        return self.output(self._read(*self.operands(query=query, key=key, value=value, mask=mask)).flatten(-2))
+        return self.output(
+            self._read(*self.operands(query=query, key=key, value=value, mask=mask)).flatten(-2)
+        )
 
     # These are the arguments of equation (1). Keeping the step apart lets a test put the literal form in the
     # place of the fast one, with everything around it equal.
@@ -360,7 +371,9 @@ class MultiHeadAttention(CausalMixer):
 
     def _check(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         if key.shape != value.shape:
-            raise ValueError(f"key {list(key.shape)} and value {list(value.shape)} must have the same shape [S, B, D]")
+            raise ValueError(
+                f"key {list(key.shape)} and value {list(value.shape)} must have the same shape [S, B, D]"
+            )
         if query.shape[1:] != key.shape[1:] or query.shape[-1] != self.d_model:
             raise ValueError(
                 f"query {list(query.shape)} and key {list(key.shape)} must agree in batch and in width "

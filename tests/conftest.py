@@ -1,0 +1,20 @@
+"""Shapes in signatures are checked while tests run; one thread, so that equal means equal."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from jaxtyping import install_import_hook
+
+install_import_hook("postil", "beartype.beartype")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """Every test draws the same numbers, alone or in company."""
+    torch.manual_seed(0)
