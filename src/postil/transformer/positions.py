@@ -42,8 +42,7 @@ def fixed_positions(max_len: int, d_model: int) -> Float[Tensor, "max_len D"]:
     Cost: $\mathrm{max\_len} \cdot D$ sines.
     """
     check_sizes(max_len=max_len, d_model=d_model)
-    # In float64, because $p$ times a frequency in float32 is already off in the fourth digit of the angle
-    # at a few thousand positions.
+    # In float64: an angle of some thousand radians, multiplied in float32, is off in its fourth decimal.
     position = torch.arange(max_len, dtype=torch.float64)[:, None]
     frequency = 10000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     angle = position * frequency
