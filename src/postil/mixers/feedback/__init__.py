@@ -1,0 +1,33 @@
+r"""The Feedback Transformer [fan2020]: every layer reads what all layers wrote at earlier positions.
+
+The pages, in the order to read them:
+
+1. `attention`: one position reads the memory, with distances instead of positions;
+2. `memory`: a memory that grows without being copied, and the state of decoding;
+3. `recurrence`: the model, literally, and what can be folded out of the loop;
+4. `plain`: the backward pass by hand, in PyTorch;
+5. `operation`: both as one differentiable function;
+6. `transformer`: the modules.
+"""
+
+from postil.mixers.feedback.attention import FeedbackAttention
+from postil.mixers.feedback.memory import FeedbackState, Stack, StackFunction
+from postil.mixers.feedback.operation import feedback_transformer
+from postil.mixers.feedback.recurrence import feedback_transformer_reference
+from postil.mixers.feedback.transformer import (
+    FeedbackTransformer,
+    FeedbackTransformerKV,
+    FeedbackTransformerLayer,
+)
+
+__all__ = [
+    "FeedbackAttention",
+    "FeedbackState",
+    "FeedbackTransformer",
+    "FeedbackTransformerKV",
+    "FeedbackTransformerLayer",
+    "Stack",
+    "StackFunction",
+    "feedback_transformer",
+    "feedback_transformer_reference",
+]
