@@ -1,6 +1,7 @@
 """Sampling: the shaping of distributions, and the loop that writes on, over a small model."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from postil.registry import REGISTRY, build_language_model
 from postil.sampling import Sampler, distribution, draw, evaluating, generate, greedy, stream
 
 V = 11
@@ -370,3 +372,50 @@ def test_wrong_requests_are_refused_before_anything_is_read(model):
     with pytest.raises(ValueError, match="tokens=-1"):
         stream(model, [[1]], tokens=-1)
     assert model.reads == []
+
+
+# --- every registered model
+
+
+def registered(mixer, seq_len):
+    settings = replace(REGISTRY[mixer].example, n_layers=2, seq_len=seq_len)
+    language_model = build_language_model(mixer, settings, V)
+    # Sharp logits: near-ties between tokens would make "the same text" a matter of the last bit.
+    torch.nn.init.normal_(language_model.generator.projection.weight, std=2.0)
+    return language_model.eval()
+
+
+@pytest.mark.case("BC022")
+@pytest.mark.parametrize("mixer", REGISTRY)
+def test_a_state_writes_what_recomputing_every_prefix_writes(mixer):
+    language_model, prompt = registered(mixer, 80), torch.randint(V, (10,)).tolist()
+    written = generate(language_model, [prompt], tokens=64, sampler=Sampler(0.0))[0].tolist()
+    with torch.no_grad():
+        whole = torch.tensor([prompt + written])
+        logits = language_model(whole)
+        stepped, state = [], None
+        for ids in whole.T:
+            logits_t, state = language_model.step(ids, state) if state else first(language_model, ids)
+            stepped.append(logits_t)
+        torch.testing.assert_close(torch.stack(stepped, 1), logits, rtol=0, atol=1e-5)
+    assert logits[0, 9:-1].argmax(-1).tolist() == written
+
+
+def first(language_model, ids):
+    logits, state = language_model.prefill(ids[:, None])
+    return logits[:, 0], state
+
+
+@pytest.mark.case("BC027")
+@pytest.mark.case("BC030")
+@pytest.mark.parametrize("mixer", REGISTRY)
+def test_rows_equal_their_single_runs_within_and_beyond_the_positions(mixer):
+    language_model = registered(mixer, 16)
+    prompts = [torch.randint(V, (length,)) for length in (2, 8, 20)]
+    with warnings.catch_warnings():
+        # Whether there is a notice depends on whether the model has positions that can be used up.
+        warnings.simplefilter("ignore")
+        together = generate(language_model, prompts, tokens=25, seed=1)
+        for row, prompt in enumerate(prompts):
+            alone = generate(language_model, [prompt], tokens=25, seed=1 + row)
+            assert torch.equal(together[row], alone[0])

@@ -73,11 +73,16 @@ def distribution(
     probabilities = torch.softmax(logits / temperature, dim=-1)
     if top_k is None and (top_p is None or top_p == 1.0):
         return probabilities
-    return _keep_most_likely(probabilities, top_k, top_p)
+    return _keep_most_likely(logits, probabilities, top_k, top_p)
 
 
-def _keep_most_likely(probabilities: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
-    ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
+# The order is that of the logits: two that differ in a last bit may round to one probability, and top-p 0
+# would then keep another token than the greedy one.
+def _keep_most_likely(
+    logits: Tensor, probabilities: Tensor, top_k: int | None, top_p: float | None
+) -> Tensor:
+    ids = logits.argsort(dim=-1, descending=True, stable=True)
+    ordered = probabilities.gather(-1, ids)
     if top_k is not None:
         ordered[..., top_k:] = 0.0
         ordered /= ordered.sum(dim=-1, keepdim=True)
@@ -99,8 +104,8 @@ def draw(probabilities: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> In
 
     A token of probability 0 is never drawn. The result is on the CPU.
     """
-    sums = probabilities.to("cpu", torch.float64).cumsum(dim=-1)
-    thresholds = uniform.to("cpu", torch.float64)[:, None] * sums[:, -1:]
+    sums = probabilities.cpu().double().cumsum(dim=-1)
+    thresholds = uniform.cpu().double()[:, None] * sums[:, -1:]
     return torch.searchsorted(sums, thresholds, right=True)[:, 0]
 
 
@@ -168,7 +173,8 @@ class DecodableModel(Protocol):
 def evaluating(model: nn.Module) -> Iterator[None]:
     r"""Compute without dropout and without gradients, and leave `model` as it was found."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    for module in training:
+        module.training = False
     try:
         with torch.no_grad():
             yield

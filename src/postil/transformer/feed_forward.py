@@ -151,7 +151,6 @@ def _check(
 ) -> None:
     check_sizes(d_model=d_model, d_ff=d_ff)
     check_probability(dropout_prob=dropout_prob)
-    # A string is a collection of its letters: `biases="layer1"` would pass unseen and give no bias at all.
-    unknown = [biases] if isinstance(biases, str) else sorted(set(biases) - set(maps))
-    if unknown:
+    # A lone string is caught too: it is a collection of letters, none of which is the name of a map.
+    if set(biases) - set(maps):
         raise ValueError(f"biases={biases!r}: expected a collection of names from {', '.join(maps)}")
