@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from postil.mixer import Backbone, State
 from postil.transformer.encoder_decoder import Generator
+from postil.transformer.positions import TokenEmbeddings
 
-__all__ = ["LanguageModel", "LanguageModelState", "next_token_loss"]
+__all__ = ["IGNORED", "LanguageModel", "LanguageModelState", "NextTokenLoss", "next_token_loss"]
 
 IGNORED = -100
 """A target of this value is not predicted: it marks padding, or tokens outside a masked loss."""
@@ -47,7 +48,7 @@ class LanguageModel(nn.Module):
 
     def __init__(
         self,
-        embedding: nn.Module,
+        embedding: TokenEmbeddings,
         backbone: Backbone,
         generator: Generator,
         *,
@@ -69,16 +70,8 @@ class LanguageModel(nn.Module):
         Raises:
             ValueError: the text is longer than `max_len`.
         """
-        return self._time_major_logits(ids).transpose(0, 1)
-
-    def loss(self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-        r"""Sum the cross-entropy, in nats, over all targets but those marked `IGNORED`.
-
-        The sum, not the mean: micro-batches with unequal numbers of real tokens may then simply be added and
-        divided once by the count of them all. A mean of means would weigh short ones too much.
-        """
-        # Time-major logits are contiguous, so it is the targets, $V$ times smaller, that get transposed.
-        return next_token_loss(self._time_major_logits(ids), targets.transpose(0, 1))
+        self._check_length(ids.shape[1])
+        return self.generator(self.backbone(self.embedding(ids.transpose(0, 1)))).transpose(0, 1)
 
     def prefill(
         self, ids: Int[Tensor, "B T"], state: LanguageModelState | None = None
@@ -104,10 +97,6 @@ class LanguageModel(nn.Module):
         y_t, backbone = self.backbone.step(x_t, None if state is None else state.backbone)
         return self.generator(y_t), LanguageModelState(position + 1, backbone)
 
-    def _time_major_logits(self, ids: Tensor) -> Tensor:
-        self._check_length(ids.shape[1])
-        return self.generator(self.backbone(self.embedding(ids.transpose(0, 1))))
-
     def _check_length(self, length: int) -> None:
         if self.max_len is not None and length > self.max_len:
             raise ValueError(
@@ -118,7 +107,30 @@ class LanguageModel(nn.Module):
 def next_token_loss(
     logits: Float[Tensor, "*positions V"], targets: Int[Tensor, "*positions"]
 ) -> Float[Tensor, ""]:
-    r"""Sum of $-\ln p(\mathrm{target})$ over the positions, in nats; accumulated in float32 or wider."""
+    r"""Sum of $-\ln p(\mathrm{target})$ over the positions, in nats, summed in float32 or wider."""
     logits = logits.flatten(0, -2)
     wide = logits.float() if logits.dtype.itemsize < 4 else logits
     return F.cross_entropy(wide, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+# Wrappers that compile a model or spread it over machines look for one `forward`. So what an update needs
+# of a batch is a module too.
+class NextTokenLoss(nn.Module):
+    r"""Loss and number of correct predictions of a language model on a batch, both summed over its targets.
+
+    The sum, not the mean: micro-batches with unequal numbers of real tokens may then simply be added and
+    divided once by the count of them all. A mean of means would weigh the short ones too much.
+    """
+
+    def __init__(self, model: LanguageModel):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, ids: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        r"""Sum the loss in nats, and count the targets that were the likeliest token."""
+        # Transposed back, the logits are contiguous, as they were computed: the loss need not copy them.
+        logits, targets = self.model(ids).transpose(0, 1), targets.transpose(0, 1)
+        correct = (logits.detach().argmax(dim=-1) == targets).sum()
+        return next_token_loss(logits, targets), correct

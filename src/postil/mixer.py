@@ -59,7 +59,7 @@ class CausalMixer(Mixer):
 
     @abstractmethod
     def prefill(self, x: Float[Tensor, "T B D"], state: State = None) -> tuple[Float[Tensor, "T B D"], State]:
-        r"""Mix a chunk causally after what `state` remembers (`None`: nothing yet); give the new state too."""
+        r"""Mix a chunk causally after what `state` remembers (`None`: nothing); give the new state."""
 
     def step(self, x_t: Float[Tensor, "B D"], state: State = None) -> tuple[Float[Tensor, "B D"], State]:
         r"""Mix one position: `prefill` of a chunk of one, unless a mixer knows something cheaper."""

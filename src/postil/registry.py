@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
 from postil.language_model import LanguageModel
 from postil.mixer import Backbone
 from postil.mixers.multi_head_attention import MultiHeadAttention, attention, attention_reference
@@ -67,7 +65,7 @@ class Entry:
     `idle` names parameters that no loss can move: the law that every parameter learns spares them.
     """
 
-    build: Callable[[ModelSettings], nn.Module]
+    build: Callable[[ModelSettings], Any]
     paper: str
     fast: Callable[..., Any]
     reference: Callable[..., Any]

@@ -1,0 +1,12 @@
+r"""The papers' runs, with their hyperparameters, one page each.
+
+An experiment is a value: the settings of a training run. `postil train --experiment NAME` starts from it,
+and any flag changes what it names.
+"""
+
+from postil.experiments import demo, transformer
+from postil.training.settings import TrainSettings
+
+__all__ = ["EXPERIMENTS"]
+
+EXPERIMENTS: dict[str, TrainSettings] = {"demo": demo.SETTINGS, "transformer": transformer.SETTINGS}

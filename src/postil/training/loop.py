@@ -1,0 +1,189 @@
+r"""The training loop.
+
+An update is: choose windows, predict, measure the loss, follow the gradient. Around it stands everything
+that makes a run trustworthy, and one idea carries most of it: **whatever an update needs is a pure function
+of its number.** The windows, the learning rate and the dropout masks of update $n$ follow from the seed and
+$n$ alone. A run that is killed and resumed at $n$ therefore goes on bit for bit, and evaluating or sampling
+in between changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from postil.language_model import IGNORED, LanguageModel, NextTokenLoss
+from postil.sampling import Sampler, generate
+from postil.training.data import TrainingText
+from postil.training.evaluation import Score, evaluate
+from postil.training.optimizer import make_optimizer, set_learning_rate
+from postil.training.schedules import Schedule
+from postil.training.settings import TrainSettings
+
+__all__ = [
+    "NonFiniteError",
+    "Progress",
+    "Session",
+    "seed_update",
+    "start",
+    "train_update",
+    "validate",
+    "write_sample",
+]
+
+
+class NonFiniteError(FloatingPointError):
+    r"""Loss or gradient is NaN or infinite; the update was not made and the weights are as before."""
+
+
+@dataclass
+class Progress:
+    r"""How far a run has come: what a checkpoint remembers besides parameters and optimizer."""
+
+    update: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+
+
+@dataclass
+class Session:
+    r"""All that one sitting of a run holds in memory."""
+
+    settings: TrainSettings
+    text: TrainingText
+    fabric: Fabric
+    model: LanguageModel
+    loss: Any
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    total: int | None
+    progress: Progress = field(default_factory=Progress)
+
+
+def start(
+    settings: TrainSettings, text: TrainingText, fabric: Fabric, build: Callable[[], LanguageModel]
+) -> Session:
+    r"""Build model and optimizer, alike in every process, and hand them to the engine.
+
+    Raises:
+        ValueError: the model or the schedule cannot be built from these settings.
+    """
+    total = settings.total_updates(text.updates_per_epoch)
+    schedule = settings.make_schedule(total)
+    torch.manual_seed(settings.seed)
+    model = build()
+    loss = NextTokenLoss(model)
+    optimizer = make_optimizer(model, settings.optimizer)
+    if settings.compile:
+        # In place, so that the names of the parameters stay what they are.
+        loss.compile()
+    wrapped, ready = fabric.setup(loss, optimizer)
+    return Session(settings, text, fabric, model, wrapped, ready, schedule, total)
+
+
+# Python's own hash would differ between processes, and adding the numbers would make neighbouring seeds
+# share their updates. A seed sequence mixes them so that no two triples meet.
+def seed_update(seed: int, update: int, rank: int) -> None:
+    r"""Seed every generator of PyTorch for one update of one process."""
+    mixed = np.random.SeedSequence([seed, update, rank]).generate_state(1, np.uint64)[0]
+    torch.manual_seed(int(mixed >> np.uint64(1)))
+
+
+def train_update(session: Session) -> tuple[Score, float]:
+    r"""Make the next update; return its score over all processes and the norm of its gradient.
+
+    The gradient is that of the mean loss over all targets of the whole batch, however it is cut into
+    micro-batches and spread over processes.
+
+    Raises:
+        NonFiniteError: naming update, loss, gradient norm and parameter.
+    """
+    s, fabric = session.settings, session.fabric
+    update = session.progress.update + 1
+    seed_update(s.seed, update, fabric.global_rank)
+    inputs, targets = session.text.batch(update, fabric.global_rank, fabric.world_size)
+    count = _sum_over_processes(fabric, (targets != IGNORED).sum())
+    # Data parallelism averages gradients over processes; the factor turns that into the sum it should be.
+    scale = fabric.world_size / count.clamp_min(1)
+    sums = torch.zeros(2, dtype=torch.float64, device=fabric.device)
+    parts = _micro_batches(inputs, targets, s.optimizer.micro_batch_size)
+    for number, (x, y) in enumerate(parts, start=1):
+        with fabric.no_backward_sync(session.loss, enabled=number < len(parts)):
+            nats, correct = session.loss(fabric.to_device(x), fabric.to_device(y))
+            fabric.backward(nats * scale)
+        sums += torch.stack([nats.detach().double(), correct.double()])
+    sums = _sum_over_processes(fabric, sums)
+    score = Score(float(sums[0]), int(sums[1]), int(count))
+    norm = _clipped_norm(session)
+    _refuse_non_finite(session, update, score, norm)
+    set_learning_rate(session.optimizer, session.schedule(update))
+    session.optimizer.step()
+    session.optimizer.zero_grad(set_to_none=True)
+    session.progress.update = update
+    session.progress.tokens += score.tokens
+    return score, norm
+
+
+def validate(session: Session, limit: int | None = None) -> Score:
+    r"""Score the model on the fixed validation windows, all or `limit` of them, each process its share."""
+    fabric = session.fabric
+    batches = session.text.validation(fabric.global_rank, fabric.world_size, limit)
+    own = evaluate(session.loss, batches, fabric.device)
+    sums = torch.tensor([own.nats, own.correct, own.tokens], dtype=torch.float64, device=fabric.device)
+    nats, correct, tokens = _sum_over_processes(fabric, sums).tolist()
+    return Score(nats, int(correct), int(tokens))
+
+
+def write_sample(session: Session) -> str:
+    r"""Continue the prompt greedily: the same question after each part of the training."""
+    s = session.settings
+    prompt = torch.as_tensor(session.text.tokenizer.encode(s.prompt).astype(np.int64))
+    ids = generate(session.model, [prompt], tokens=s.sample_tokens, sampler=Sampler(temperature=0.0))
+    return session.text.tokenizer.decode(ids[0].tolist())
+
+
+def _micro_batches(inputs: Tensor, targets: Tensor, size: int | None) -> list[tuple[Tensor, Tensor]]:
+    size = size or max(1, inputs.shape[0])
+    return list(zip(inputs.split(size), targets.split(size), strict=True))
+
+
+def _sum_over_processes(fabric: Fabric, x: Tensor) -> Tensor:
+    if fabric.world_size > 1:
+        x = x.to(fabric.device)
+        torch.distributed.all_reduce(x)
+    return x
+
+
+# The norm is wanted even where nothing is clipped: it shows trouble before the loss does.
+def _clipped_norm(session: Session) -> float:
+    limit = session.settings.optimizer.clip or float("inf")
+    norm = session.fabric.clip_gradients(
+        session.loss, session.optimizer, max_norm=limit, error_if_nonfinite=False
+    )
+    assert norm is not None
+    return float(norm)
+
+
+# A NaN that enters the weights stays there, and every checkpoint after it is lost. So it is stopped before
+# the step, at every update and not only where something is printed.
+def _refuse_non_finite(session: Session, update: int, score: Score, norm: float) -> None:
+    # Loss scaling for float16 expects overflows now and then and skips the step itself.
+    scaled = session.settings.precision == "16-mixed" and np.isfinite(score.nats)
+    if (np.isfinite(score.nats) and np.isfinite(norm)) or scaled:
+        return
+    wrong = [
+        n for n, p in session.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
+    ]
+    session.optimizer.zero_grad(set_to_none=True)
+    raise NonFiniteError(
+        f"update {update}: loss {score.loss}, gradient norm {norm}, first non-finite gradient in "
+        f"{wrong[0] if wrong else 'no parameter'}; the update was not made. A lower learning rate, a longer "
+        f"warm-up or clipping usually helps"
+    )

@@ -1,0 +1,60 @@
+r"""A trained model, read back from the folder of its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from postil.language_model import LanguageModel
+from postil.registry import build_language_model
+from postil.text import Tokenizer, tokenizer_from_dict
+from postil.training import checkpoints
+from postil.training.checkpoints import Checkpoint, CheckpointError
+from postil.training.settings import TrainSettings, settings_from_dict
+
+__all__ = ["SavedRun", "load_run"]
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    r"""A model in evaluation mode, with the vocabulary it was trained on."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    settings: TrainSettings
+    checkpoint: Checkpoint
+
+
+# Everything comes from the checkpoint itself: the vocabulary and the shape of the model are those it was
+# trained with, whatever has become of the text or of the folder around it.
+def load_run(path: str | Path, which: str = "auto") -> SavedRun:
+    r"""Read a run: its latest good checkpoint, its `best`, or the one that `which` or `path` names.
+
+    Raises:
+        CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    path = Path(path)
+    if (path / "manifest.json").exists():
+        checkpoint = checkpoints.load(path, groups=["model"])
+    else:
+        checkpoint = checkpoints.find(path / "checkpoints", which, groups=["model"])
+    if checkpoint is None:
+        raise CheckpointError(f"{path}: holds no checkpoint; give the folder of a run or of a checkpoint")
+    settings = _settings(checkpoint.metadata, checkpoint.path)
+    tokenizer = tokenizer_from_dict(checkpoint.metadata.get("tokenizer"))
+    model = build_language_model(settings.mixer, settings.model, tokenizer.vocab_size)
+    try:
+        model.load_state_dict(checkpoint.tensors["model"], strict=True)
+    except RuntimeError as error:
+        raise CheckpointError(f"{checkpoint.path}: its tensors do not fit its settings: {error}") from None
+    return SavedRun(model.eval(), tokenizer, settings, checkpoint)
+
+
+def _settings(metadata: dict[str, Any], path: Path) -> TrainSettings:
+    try:
+        settings = settings_from_dict(metadata["settings"])
+        settings.check()
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: its settings cannot be used: {error}") from None
+    return settings
