@@ -1,0 +1,5 @@
+r"""Entry: `python -m postil.pages`."""
+
+from postil.pages.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,214 @@
+r"""Figures: drawings that become part of the page.
+
+An SVG inside the page takes the page's colours, so it is right in light and dark, and needs no request. It is
+also markup from a file, so only the elements and attributes that draw are let through.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree
+
+__all__ = ["FigureError", "heat_map", "inline_svg", "line_plot", "plots_html"]
+
+_SVG = "{http://www.w3.org/2000/svg}"
+_ELEMENTS = frozenset(
+    [
+        "svg",
+        "g",
+        "path",
+        "rect",
+        "circle",
+        "ellipse",
+        "line",
+        "polyline",
+        "polygon",
+        "text",
+        "tspan",
+        "defs",
+        "marker",
+        "clipPath",
+        "title",
+        "desc",
+        "use",
+        "linearGradient",
+        "radialGradient",
+        "stop",
+        "symbol",
+    ]
+)
+_ATTRIBUTES = frozenset(
+    [
+        "id",
+        "class",
+        "d",
+        "x",
+        "y",
+        "x1",
+        "y1",
+        "x2",
+        "y2",
+        "cx",
+        "cy",
+        "r",
+        "rx",
+        "ry",
+        "dx",
+        "dy",
+        "width",
+        "height",
+        "viewBox",
+        "points",
+        "transform",
+        "fill",
+        "stroke",
+        "fill-opacity",
+        "stroke-opacity",
+        "opacity",
+        "stroke-width",
+        "stroke-linecap",
+        "stroke-linejoin",
+        "stroke-dasharray",
+        "stroke-dashoffset",
+        "stroke-miterlimit",
+        "fill-rule",
+        "clip-rule",
+        "clip-path",
+        "clipPathUnits",
+        "marker-start",
+        "marker-mid",
+        "marker-end",
+        "markerWidth",
+        "markerHeight",
+        "markerUnits",
+        "refX",
+        "refY",
+        "orient",
+        "font-size",
+        "font-family",
+        "font-weight",
+        "font-style",
+        "text-anchor",
+        "dominant-baseline",
+        "preserveAspectRatio",
+        "offset",
+        "stop-color",
+        "gradientUnits",
+        "gradientTransform",
+        "letter-spacing",
+    ]
+)
+
+
+class FigureError(ValueError):
+    r"""A drawing that cannot be shown."""
+
+
+def inline_svg(text: str, label: str, prefix: str) -> str:
+    r"""Make a drawing fit to stand in a page: only what draws, ids of its own, black and white as the page's.
+
+    Raises:
+        FigureError: it is not SVG, or declares entities.
+    """
+    if "<!ENTITY" in text:
+        raise FigureError("declares entities")
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise FigureError(f"is not XML: {error}") from error
+    if root.tag != f"{_SVG}svg":
+        raise FigureError("is not an SVG drawing")
+    if "viewBox" not in root.attrib and "width" in root.attrib and "height" in root.attrib:
+        sizes = [re.sub(r"[^\d.]", "", root.attrib[k]) for k in ("width", "height")]
+        root.attrib["viewBox"] = f"0 0 {sizes[0]} {sizes[1]}"
+    root.attrib.pop("width", None)
+    root.attrib.pop("height", None)
+    body = _element(root, prefix)
+    return body.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
+
+
+def _element(node: ElementTree.Element, prefix: str) -> str:
+    name = node.tag.removeprefix(_SVG) if isinstance(node.tag, str) else ""
+    if name not in _ELEMENTS:
+        return ""
+    attributes = "".join(f' {k}="{html.escape(v)}"' for k, v in _attributes(node, prefix))
+    inner = html.escape((node.text or "") if name in ("text", "tspan", "title", "desc") else "", False)
+    for child in node:
+        inner += _element(child, prefix)
+        inner += html.escape((child.tail or "") if name in ("text", "tspan") else "", False)
+    return f"<{name}{attributes}>{inner}</{name}>"
+
+
+# Style attributes are forbidden by the page's security policy; each rule is an attribute of the same name.
+def _attributes(node: ElementTree.Element, prefix: str) -> list[tuple[str, str]]:
+    rules = [rule.split(":", 1) for rule in node.attrib.get("style", "").split(";") if ":" in rule]
+    found = {**node.attrib, **{name.strip(): value.strip() for name, value in rules}}
+    result = []
+    for name, value in found.items():
+        local = name.rpartition("}")[2]
+        if local == "href" and value.startswith("#") and node.tag == f"{_SVG}use":
+            result.append(("href", f"#{prefix}-{value[1:]}"))
+            continue
+        if name not in _ATTRIBUTES or re.search(r"url\((?!#)", value):
+            continue
+        if name == "id":
+            value = f"{prefix}-{value}"
+        value = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", value)
+        if name in ("fill", "stroke") and value.lower() in ("#000000", "#000", "black"):
+            value = "currentColor"
+        if name in ("fill", "stroke") and value.lower() in ("#ffffff", "#fff", "white"):
+            value = "none"
+        result.append((name, value))
+    return result
+
+
+# Eight steps are as many as an eye tells apart in one colour. Cells of a step share one path, so a heat map
+# of a thousand cells is nine nodes of the page.
+def heat_map(values: list[list[float]], label: str) -> str:
+    r"""A matrix as a drawing: rows downwards, columns to the right, darker for larger."""
+    flat = [value for row in values for value in row]
+    low, high = min(flat, default=0.0), max(flat, default=0.0)
+    paths: dict[int, list[str]] = {}
+    for y, row in enumerate(values):
+        for x, value in enumerate(row):
+            step = round(7 * (value - low) / (high - low)) if high > low else 0
+            if step:
+                paths.setdefault(step, []).append(f"M{x} {y}h1v1h-1z")
+    drawn = "".join(
+        f'<path d="{"".join(path)}" fill="currentColor" fill-opacity="{step / 7:.2f}"/>'
+        for step, path in sorted(paths.items())
+    )
+    width, height = max(map(len, values), default=1), len(values)
+    frame = f'<rect width="{width}" height="{height}" fill="none" stroke="currentColor" stroke-width=".06"/>'
+    name = html.escape(f"{label}: {height} × {width}, {low:.3g} – {high:.3g}")
+    return (
+        f'<svg class="heat" viewBox="-0.1 -0.1 {width + 0.2} {height + 0.2}" role="img" aria-label="{name}">'
+        f"{drawn}{frame}</svg>"
+    )
+
+
+def line_plot(values: list[float], label: str) -> str:
+    r"""A sequence of numbers as a line, from its least to its greatest."""
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    step = 300 / max(len(values) - 1, 1)
+    points = " ".join(f"{i * step:.1f},{100 - 96 * (v - low) / span:.1f}" for i, v in enumerate(values))
+    name = html.escape(f"{label}: {low:.3g} – {high:.3g}")
+    return (
+        f'<svg class="line" viewBox="-4 0 308 106" role="img" aria-label="{name}">'
+        '<path d="M0 102H300" stroke="currentColor" stroke-opacity=".35"/>'
+        f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.6"/></svg>'
+    )
+
+
+def plots_html(plots: dict[str, list[Any]], translate: Callable[[str], str | None]) -> str:
+    r"""What an example drew: each plot with its name below."""
+    figures = []
+    for label, values in plots.items():
+        drawing = heat_map(values, label) if isinstance(values[0], list) else line_plot(values, label)
+        caption = html.escape(translate(label) or label)
+        figures.append(f"<figure>{drawing}<figcaption>{caption}</figcaption></figure>")
+    return f'<div class="plots">{"".join(figures)}</div>' if figures else ""
