@@ -99,7 +99,7 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         durable.sync(final.parent)
-    except (OSError, SafetensorError, MemoryError) as error:
+    except (OSError, SafetensorError, MemoryError, RuntimeError) as error:
         raise CheckpointError(f"{final}: cannot save the checkpoint: {durable.one_line(error)}") from error
     try:
         _prune(final.parent, step, keep)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "HOST",
     "check_name",
     "inside",
     "is_running",
@@ -37,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 _LEFTOVER = re.compile(
     r"\.postil-[A-Za-z0-9._-]+~(?P<host>[A-Za-z0-9.-]*)~(?P<pid>[0-9]+)~(?P<start>[0-9]*)~[0-9a-f]{8}"
 )
-_HOST = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
+HOST = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:64]
 _JSON_LIMIT = 64 * 2**20
 
 
@@ -131,7 +132,7 @@ def replace_file(path: Path, data: bytes) -> None:
 def temporary_beside(path: Path) -> Path:
     r"""Return a name beside `path` that no other process uses and `remove_leftovers` recognises."""
     pid = os.getpid()
-    owner = f"{_HOST}~{pid}~{process_start(pid)}~{secrets.token_hex(4)}"
+    owner = f"{HOST}~{pid}~{process_start(pid)}~{secrets.token_hex(4)}"
     return path.with_name(f".postil-{path.name}~{owner}")
 
 
@@ -146,7 +147,7 @@ def remove_leftovers(directory: Path, *, exclusive: bool = False) -> list[Path]:
         owner = _LEFTOVER.fullmatch(path.name)
         if owner is None:
             continue
-        here = owner["host"] == _HOST
+        here = owner["host"] == HOST
         if is_running(int(owner["pid"]), owner["start"]) if here else not exclusive:
             continue
         try:
