@@ -54,7 +54,9 @@ class Built:
 Entry = dict[str, Any]
 
 
-def build_site(project: Project, out: Path, *, lenient: bool = False, run: bool = False) -> Built:
+def build_site(
+    project: Project, out: Path, *, lenient: bool = False, run: bool = False, keep_lock: bool = True
+) -> Built:
     r"""Build the site of a project into `out`.
 
     `lenient` shows what cannot be set or found and goes on; otherwise such a fault ends the build. `run`
@@ -86,7 +88,7 @@ def build_site(project: Project, out: Path, *, lenient: bool = False, run: bool 
         built.warnings = builder.faults
         for page in pages:
             anchoring.merged(lock, page.module.url, page.anchors())
-        if lock_file:
+        if lock_file and keep_lock:
             anchoring.write_lock(lock_file, lock)
         manifest = {
             "anchors": lock,
