@@ -174,7 +174,9 @@ class FeedbackState(NamedTuple):
             keys, values, real = self.memory
             if real is not None:
                 real = torch.cat([real, torch.ones_like(real[:1])])
-            return FeedbackState.of(torch.cat([keys, key[None]]), torch.cat([values, value[None]]), real, window)
+            return FeedbackState.of(
+                torch.cat([keys, key[None]]), torch.cat([values, value[None]]), real, window
+            )
         state = self if self._claim() else self._moved(window)
         state.keys[state.stop], state.values[state.stop] = key, value
         if state.real is not None:
@@ -195,10 +197,12 @@ class FeedbackState(NamedTuple):
     def _moved(self, window: int | None) -> FeedbackState:
         count = self.stop - self.start
         room = 2 * max(count, 32) if window is None else 2 * max(count, window)
-        buffers = []
-        for rows in self.memory:
-            if rows is not None:
-                buffer = rows.new_zeros(room, *rows.shape[1:])
-                buffer[:count] = rows
-            buffers.append(None if rows is None else buffer)
-        return FeedbackState(*buffers, 0, count, torch.tensor(count + 1))
+
+        def moved(rows: Tensor) -> Tensor:
+            buffer = rows.new_zeros(room, *rows.shape[1:])
+            buffer[:count] = rows
+            return buffer
+
+        keys, values, real = self.memory
+        seen = None if real is None else moved(real)
+        return FeedbackState(moved(keys), moved(values), seen, 0, count, torch.tensor(count + 1))

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from postil.mixers.feedback import plain
+from postil.mixers.feedback import backward, plain
 from postil.mixers.feedback.recurrence import (
     FeedbackWeights,
     FoldedWeights,
@@ -70,7 +70,7 @@ def feedback_transformer(
         *folded,
         *(n.to(precise) for n in noise or ()),
     )[:3]
-    if weights.final_gain is not None:
+    if weights.final_gain is not None and weights.final_shift is not None:
         gain, shift = weights.final_gain.to(precise), weights.final_shift.to(precise)
         y = F.layer_norm(y, y.shape[-1:], gain, shift)
     keys, values = (rows.permute(3, 2, 0, 1, 4).to(x.dtype) for rows in (keys, values))
@@ -97,9 +97,7 @@ def _forward(
 ) -> list[Tensor]:
     # Autocast would round the products inside to half precision, sums and all.
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        problem = plain.Problem(
-            x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory
-        )
+        problem = plain.Problem(x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory)
         y, keys, values, tape = plain.forward(problem)
         return [y, keys, values, *tape]
 
@@ -135,11 +133,9 @@ def _backward(
     results: list[Tensor],
 ) -> list[Tensor]:
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        problem = plain.Problem(
-            x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory
-        )
+        problem = plain.Problem(x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory)
         outputs, all_keys, all_values, *tape = results
-        dx, dk, dv, dw = plain.backward(
+        dx, dk, dv, dw = backward.backward(
             problem, plain.Tape(*tape), outputs, (all_keys, all_values), grads[0], (grads[1], grads[2])
         )
         return [dx, dk.contiguous(), dv.contiguous(), *dw]
@@ -162,7 +158,7 @@ def _(
 
 
 class Recurrence(torch.autograd.Function):
-    r"""The two operations, joined. Inputs: `x, keys, values, allowed, window, norm_memory, *weights, *noise`."""
+    r"""The two operations, joined; the operands are the folded weights, then the noise if there is any."""
 
     @staticmethod
     def forward(
@@ -193,7 +189,7 @@ class Recurrence(torch.autograd.Function):
         operands, results = rest[: ctx.count], rest[ctx.count :]
         rules = ctx.window, ctx.norm_memory
         if torch.is_grad_enabled():
-            given = _literal_gradients(grads[:3], (x, keys, values, *operands[:FOLDED]), allowed, rules, operands)
+            given = _literal_gradients(grads[:3], (x, keys, values), operands, allowed, *rules)
         else:
             weights, noise = operands[:FOLDED], operands[FOLDED:]
             given = _backward(list(grads[:3]), x, keys, values, allowed, *rules, weights, noise, results)
@@ -205,10 +201,7 @@ class Recurrence(torch.autograd.Function):
         r"""Map over a batch of problems by computing each."""
         results = [
             Recurrence.apply(
-                *(
-                    x if d is None else x.select(d, i)
-                    for x, d in zip(inputs, in_dims, strict=True)
-                )
+                *(x if d is None else x.select(d, i) for x, d in zip(inputs, in_dims, strict=True))
             )
             for i in range(info.batch_size)
         ]
@@ -219,11 +212,11 @@ class Recurrence(torch.autograd.Function):
 def _literal_gradients(
     grads: tuple[Tensor, ...],
     inputs: tuple[Tensor, ...],
-    allowed: Tensor | None,
-    rules: tuple[int, bool],
     operands: list[Tensor],
+    allowed: Tensor | None,
+    window: int,
+    norm_memory: bool,
 ) -> tuple[Tensor, ...]:
-    window, norm_memory = rules
     noise = Noise(*operands[FOLDED:]) if len(operands) > FOLDED else None
 
     def literal(x: Tensor, keys: Tensor, values: Tensor, *folded: Tensor) -> tuple[Tensor, ...]:
@@ -232,4 +225,4 @@ def _literal_gradients(
         y, memory = feedback_transformer_reference(x, weights, memory, allowed, window, noise)
         return y, *(rows.permute(2, 3, 1, 0, 4) for rows in memory)
 
-    return torch.func.vjp(literal, *inputs)[1](grads)
+    return torch.func.vjp(literal, *inputs, *operands[:FOLDED])[1](grads)

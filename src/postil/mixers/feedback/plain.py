@@ -1,24 +1,11 @@
-r"""The recurrence with its backward pass written by hand, in plain PyTorch.
+r"""The whole sequence, in plain PyTorch.
 
-Automatic differentiation would record about twenty operations for each of $T \times L$ layer steps, and for
-each product with a weight it would add a whole matrix to that weight's gradient: $T$ passes over all
-parameters. Little of this has to happen step by step. Going backwards, let $\delta$ stand for "gradient of
-the loss by". Sequential are only
+PyTorch offers no operation for a recurrence of layers, so the steps are written out: about ten calls for
+each of $T \times L$ layer steps. The matrix products in them have only $B$ rows and are what the time goes
+into; everything that can be kept away from the loop has been, by folding.
 
-* the chain of layers, $\delta h \to \delta f \to \delta z \to \delta A \to \delta P \to \delta q \to \delta h$;
-* the memory: $\delta K_t, \delta V_t$ must be complete before step $t$ begins, as $\delta m_t$ follows from
-  them and enters every layer of step $t$.
-
-All weight gradients can wait. They are sums of outer products over rows, and rows of 16 steps make one
-matrix product of a decent size:
-
-$$\delta W = \sum_t \delta y_t\, n_t^\top = \delta Y^\top N \tag{1}$$
-
-The memory's debt to later steps can be paid in bulk, too. A chunk of 16 memories collects from all later
-steps and layers with one product each; only steps of the same chunk pay one at a time:
-
-$$\delta K_j = \sum_{t > j,\, l} \delta S^l_{t,j}\; q^l_t, \qquad
-\delta V_j = \sum_{t > j,\, l} P^l_{t,j}\; \delta A^l_t \tag{2}$$
+What backward will need goes straight into large tensors, one for the whole sequence: a list of small ones
+would have to be put together again.
 """
 
 from __future__ import annotations
@@ -30,7 +17,7 @@ from torch import Tensor
 
 from postil.mixers.feedback.recurrence import FoldedWeights
 
-__all__ = ["Problem", "Tape", "backward", "blank_tape", "forward"]
+__all__ = ["CHUNK", "EPS", "Problem", "Tape", "blank_tape", "forward", "gate", "rows", "score_table"]
 
 CHUNK = 16
 EPS = 1e-5
@@ -89,13 +76,13 @@ def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor, Tape]:
     for t in range(length):
         h = p.x[t]
         memory = h * mixing[0]
-        for l in range(layers):
-            tape.inputs[l, t] = h
+        for layer in range(layers):
+            tape.inputs[layer, t] = h
             if p.past(t).stop > 0:
-                h = _attend(p, tape, keys, values, h, t, l)
-            tape.middles[l, t] = h
-            h = _feed_forward(p, tape, h, t, l)
-            memory.add_(h, alpha=mixing[l + 1])
+                h = _attend(p, tape, keys, values, h, t, layer)
+            tape.middles[layer, t] = h
+            h = _feed_forward(p, tape, h, t, layer)
+            memory.add_(h, alpha=mixing[layer + 1])
         outputs[t] = h
         if p.norm_memory:
             memory, _, tape.mixed_rstd[t] = torch.native_layer_norm(memory, [width], None, None, EPS)
@@ -114,6 +101,7 @@ def _room(carried: Tensor, length: int) -> Tensor:
 
 
 def blank_tape(p: Problem) -> Tape:
+    r"""Make room for what forward leaves."""
     (length, batch, width), (layers, hidden) = p.x.shape, p.weights.layer1.shape[:2]
     heads = p.keys.shape[1]
 
@@ -130,8 +118,8 @@ def blank_tape(p: Problem) -> Tape:
         hidden=new(layers, length, batch, hidden),
         attended=attended,
         queries=queries,
-        probabilities=_score_table(p),
-        dropped=_score_table(p) if p.noise else new(0),
+        probabilities=score_table(p),
+        dropped=score_table(p) if p.noise else new(0),
         mixed=new(length, batch, width),
         mixed_rstd=new(length, batch, 1) if p.norm_memory else new(0),
     )
@@ -139,7 +127,8 @@ def blank_tape(p: Problem) -> Tape:
 
 # Columns right of the present are never looked at. Under a window the distant past is, by products that do
 # not know of it, and has to be zero.
-def _score_table(p: Problem) -> Tensor:
+def score_table(p: Problem) -> Tensor:
+    r"""Make a table of all scores of all layers."""
     length, batch, heads, layers = p.x.shape[0], p.x.shape[1], p.keys.shape[1], p.weights.query.shape[0]
     table = p.x.new_empty(heads * batch, length, layers, CHUNK + p.carried + length)
     table[..., :CHUNK] = 0.0
@@ -149,17 +138,17 @@ def _score_table(p: Problem) -> Tensor:
 
 # All heads share one layout, `[H, B, ...]`: the positions' product runs once a head with the batch as rows,
 # the keys' product once a head and row, and both write into the same scores.
-def _attend(p: Problem, tape: Tape, keys: Tensor, values: Tensor, h: Tensor, t: int, l: int) -> Tensor:
+def _attend(p: Problem, tape: Tape, keys: Tensor, values: Tensor, h: Tensor, t: int, layer: int) -> Tensor:
     w, past = p.weights, p.past(t)
     (batch, width), heads, count = h.shape, keys.shape[1], past.stop - past.start
     columns = slice(CHUNK + past.start, CHUNK + past.stop)
-    k, v = (_rows(m, l)[:, past] for m in (keys, values))
+    k, v = (rows(m, layer)[:, past] for m in (keys, values))
     n = torch.native_layer_norm(h, [width], None, None, EPS)[0]
-    q = torch.addmm(w.query_bias[l], n, w.query[l].t()).view(batch, heads, -1).transpose(0, 1)
-    queries = tape.queries[:, t, l]
+    q = torch.addmm(w.query_bias[layer], n, w.query[layer].t()).view(batch, heads, -1).transpose(0, 1)
+    queries = tape.queries[:, t, layer]
     queries.view(heads, batch, -1).copy_(q)
     scores = torch.baddbmm(
-        w.position_bias[l, :, None, -count:], q, w.positions[l, :, -count:].transpose(1, 2)
+        w.position_bias[layer, :, None, -count:], q, w.positions[layer, :, -count:].transpose(1, 2)
     )
     scores.view(-1, 1, count).baddbmm_(queries[:, None], k.transpose(1, 2))
     hidden = _hidden(p, t, past)
@@ -168,21 +157,22 @@ def _attend(p: Problem, tape: Tape, keys: Tensor, values: Tensor, h: Tensor, t: 
     probabilities = scores.softmax(-1)
     if hidden is not None:
         probabilities.masked_fill_(hidden, 0.0)
-    tape.probabilities[:, t, l, columns] = probabilities.view(-1, count)
+    tape.probabilities[:, t, layer, columns] = probabilities.view(-1, count)
     if p.noise:
-        probabilities = probabilities * p.noise[0][l, t, :, :, past]
-        tape.dropped[:, t, l, columns] = probabilities.view(-1, count)
+        probabilities = probabilities * p.noise[0][layer, t, :, :, past]
+        tape.dropped[:, t, layer, columns] = probabilities.view(-1, count)
     answer = torch.bmm(probabilities.view(-1, 1, count), v).view(heads, batch, -1).transpose(0, 1)
-    attended = tape.attended[l, t]
+    attended = tape.attended[layer, t]
     attended.view(batch, heads, -1).copy_(answer)
-    gate = _gate(p, t, l)
-    if gate is None:
-        return torch.addmm(h, attended, w.output[l].t()).add_(w.output_bias[l])
-    return torch.addmm(w.output_bias[l], attended, w.output[l].t()).mul_(gate).add_(h)
+    through = gate(p, t, layer)
+    if through is None:
+        return torch.addmm(h, attended, w.output[layer].t()).add_(w.output_bias[layer])
+    return torch.addmm(w.output_bias[layer], attended, w.output[layer].t()).mul_(through).add_(h)
 
 
-def _rows(memory: Tensor, l: int) -> Tensor:
-    return memory[l % memory.shape[0]].flatten(0, 1)
+def rows(memory: Tensor, layer: int) -> Tensor:
+    r"""Give a layer's keys or values, heads and batch as one axis."""
+    return memory[layer % memory.shape[0]].flatten(0, 1)
 
 
 def _hidden(p: Problem, t: int, past: slice) -> Tensor | None:
@@ -190,259 +180,21 @@ def _hidden(p: Problem, t: int, past: slice) -> Tensor | None:
 
 
 # Attention is skipped where nothing may be read. The answer there is zero already; the output bias is not.
-def _gate(p: Problem, t: int, l: int) -> Tensor | None:
+def gate(p: Problem, t: int, layer: int) -> Tensor | None:
+    r"""Give what attention's answer is multiplied with; `None` stands for one."""
     hidden = _hidden(p, t, p.past(t))
-    gate = p.noise[1][l, t] if p.noise else None
+    noise = p.noise[1][layer, t] if p.noise else None
     if hidden is None:
-        return gate
+        return noise
     reads = (~hidden).any(dim=1, keepdim=True).to(p.x.dtype)
-    return reads if gate is None else gate * reads
+    return reads if noise is None else noise * reads
 
 
-def _feed_forward(p: Problem, tape: Tape, h: Tensor, t: int, l: int) -> Tensor:
-    w, f = p.weights, tape.hidden[l, t]
+def _feed_forward(p: Problem, tape: Tape, h: Tensor, t: int, layer: int) -> Tensor:
+    w, f = p.weights, tape.hidden[layer, t]
     n = torch.native_layer_norm(h, [h.shape[1]], None, None, EPS)[0]
-    torch.addmm(w.layer1_bias[l], n, w.layer1[l].t(), out=f).relu_()
+    torch.addmm(w.layer1_bias[layer], n, w.layer1[layer].t(), out=f).relu_()
     if not p.noise:
-        return torch.addmm(h, f, w.layer2[l].t()).add_(w.layer2_bias[l])
-    f.mul_(p.noise[2][l, t])
-    return torch.addmm(w.layer2_bias[l], f, w.layer2[l].t()).mul_(p.noise[3][l, t]).add_(h)
-
-
-# ## Backward
-class Debts(NamedTuple):
-    r"""Gradients that grow while backward runs: of the memory, and of what the memory was made of."""
-
-    keys: Tensor
-    values: Tensor
-    mixed: Tensor
-    key_value: Tensor
-    scores: Tensor
-    answers: Tensor
-
-
-def backward(
-    p: Problem,
-    tape: Tape,
-    outputs: Tensor,
-    memory: tuple[Tensor, Tensor],
-    grad: Tensor,
-    grad_memory: tuple[Tensor, Tensor],
-) -> tuple[Tensor, Tensor, Tensor, FoldedWeights]:
-    r"""Give the gradients of `x`, of the carried keys and values, and of the weights.
-
-    `outputs` and `memory` are what forward gave, `grad` and `grad_memory` their gradients.
-
-    Cost: twice the multiplications of forward; memory $T B L H S$ beside the tape.
-    """
-    length, batch = p.x.shape[:2]
-    groups, heads = p.keys.shape[:2]
-    debts = Debts(
-        keys=grad_memory[0].clone(memory_format=torch.contiguous_format),
-        values=grad_memory[1].clone(memory_format=torch.contiguous_format),
-        mixed=torch.empty_like(tape.mixed),
-        key_value=p.x.new_empty(length, batch, groups, 2, heads, p.keys.shape[-1]),
-        scores=_score_table(p),
-        answers=torch.zeros_like(tape.queries),
-    )
-    dw = FoldedWeights(*(torch.zeros_like(w, memory_format=torch.contiguous_format) for w in p.weights))
-    dx = torch.empty_like(p.x)
-    for stop in range(length, 0, -CHUNK):
-        start = max(0, stop - CHUNK)
-        _collect(p, tape, debts, slice(p.carried + start, p.carried + stop), stop, length)
-        _chunk_backward(p, tape, memory, debts, grad, dx, dw, start, stop)
-    _collect(p, tape, debts, slice(0, p.carried), 0, length)
-    _memory_weights(tape, outputs, debts, dw)
-    return dx, debts.keys[:, :, :, : p.carried], debts.values[:, :, :, : p.carried], dw
-
-
-# Equation (2), for some memories and the steps `start` to `stop`. Steps and layers are one axis of the
-# product where all layers share the memory.
-def _collect(p: Problem, tape: Tape, debts: Debts, rows: slice, start: int, stop: int) -> None:
-    stop = min(stop, max(start, rows.stop - p.carried + p.window))
-    if start >= stop or rows.start >= rows.stop:
-        return
-    groups, columns = p.keys.shape[0], slice(CHUNK + rows.start, CHUNK + rows.stop)
-    dropped = tape.dropped if p.noise else tape.probabilities
-    for g in range(groups):
-        layers = slice(g, None, groups)
-        for debt, weight, vector in (
-            (debts.keys, debts.scores, tape.queries),
-            (debts.values, dropped, debts.answers),
-        ):
-            weights = weight[:, start:stop, layers, columns].flatten(1, 2)
-            vectors = vector[:, start:stop, layers].flatten(1, 2)
-            debt[g].flatten(0, 1)[:, rows].baddbmm_(weights.transpose(1, 2), vectors)
-
-
-class Chunk(NamedTuple):
-    r"""The factors of the weight gradients for 16 steps, `[L, 16, B, ...]`, and the normalised rows."""
-
-    first: Tensor
-    first_rstd: Tensor
-    second: Tensor
-    second_rstd: Tensor
-    d_query: Tensor
-    d_attended: Tensor
-    d_hidden: Tensor
-    d_output: Tensor
-    zero: Tensor
-    one: Tensor
-
-
-def _chunk_backward(
-    p: Problem,
-    tape: Tape,
-    memory: tuple[Tensor, Tensor],
-    debts: Debts,
-    grad: Tensor,
-    dx: Tensor,
-    dw: FoldedWeights,
-    start: int,
-    stop: int,
-) -> None:
-    width, mixing = p.x.shape[2], p.weights.mixing.tolist()
-    first, _, first_rstd = torch.native_layer_norm(tape.inputs[:, start:stop], [width], None, None, EPS)
-    second, _, second_rstd = torch.native_layer_norm(tape.middles[:, start:stop], [width], None, None, EPS)
-    one = first_rstd.new_ones(p.x.shape[1], 1)
-    chunk = Chunk(
-        first,
-        first_rstd,
-        second,
-        second_rstd,
-        torch.zeros_like(first),
-        torch.zeros_like(first),
-        torch.empty_like(tape.hidden[:, start:stop]),
-        torch.empty_like(first),
-        torch.zeros_like(one),
-        one,
-    )
-    for t in reversed(range(start, stop)):
-        dm = _memory_backward(p, tape, debts, chunk, t)
-        dh = torch.add(grad[t], dm, alpha=mixing[-1])
-        for l in reversed(range(p.weights.query.shape[0])):
-            dh = _feed_forward_backward(p, tape, chunk, dh, t, t - start, l)
-            if p.past(t).stop > 0:
-                dh = _attend_backward(p, tape, memory, debts, chunk, dh, t, t - start, l)
-            dh = dh.add_(dm, alpha=mixing[l])
-        dx[t] = dh
-        _collect(p, tape, debts, slice(p.carried + start, p.carried + t), t, t + 1)
-    _layer_weights(tape, chunk, dw, start, stop)
-    _position_weights(p, tape, debts, dw, start, stop)
-
-
-def _memory_backward(p: Problem, tape: Tape, debts: Debts, chunk: Chunk, t: int) -> Tensor:
-    batch, now = p.x.shape[1], p.carried + t
-    dkv = debts.key_value[t]
-    dkv[:, :, 0] = debts.keys[:, :, :, now].permute(2, 0, 1, 3)
-    dkv[:, :, 1] = debts.values[:, :, :, now].permute(2, 0, 1, 3)
-    dm = dkv.view(batch, -1) @ p.weights.key_value.flatten(0, 1)
-    if p.norm_memory:
-        dm = _norm_backward(dm, tape.mixed[t], chunk).mul_(tape.mixed_rstd[t])
-    debts.mixed[t] = dm
-    return dm
-
-
-# For $n = (x - \bar x)\, r$ the gradient is $\delta x = r\,(\delta n - \overline{\delta n} - n\,
-# \overline{n\, \delta n})$. The library's operation gives the bracket when told that mean is 0 and $r$ is 1;
-# the caller multiplies by $r$ while adding.
-def _norm_backward(grad: Tensor, normalised: Tensor, chunk: Chunk) -> Tensor:
-    return torch.ops.aten.native_layer_norm_backward(
-        grad, normalised, [grad.shape[1]], chunk.zero, chunk.one, None, None, [True, False, False]
-    )[0]
-
-
-def _feed_forward_backward(
-    p: Problem, tape: Tape, chunk: Chunk, dh: Tensor, t: int, i: int, l: int
-) -> Tensor:
-    w = p.weights
-    d_output = torch.mul(dh, p.noise[3][l, t], out=chunk.d_output[l, i]) if p.noise else dh
-    if not p.noise:
-        chunk.d_output[l, i] = dh
-    df = d_output @ w.layer2[l]
-    if p.noise:
-        df.mul_(p.noise[2][l, t])
-    # A hidden number is positive exactly where the ReLU let it through and dropout let it live.
-    df = torch.ops.aten.threshold_backward(df, tape.hidden[l, t], 0)
-    chunk.d_hidden[l, i] = df
-    dn = _norm_backward(df @ w.layer1[l], chunk.second[l, i], chunk)
-    return torch.addcmul(dh, dn, chunk.second_rstd[l, i])
-
-
-def _attend_backward(
-    p: Problem,
-    tape: Tape,
-    memory: tuple[Tensor, Tensor],
-    debts: Debts,
-    chunk: Chunk,
-    dh: Tensor,
-    t: int,
-    i: int,
-    l: int,
-) -> Tensor:
-    w, past = p.weights, p.past(t)
-    (batch, width), heads, count = dh.shape, p.keys.shape[1], past.stop - past.start
-    columns = slice(CHUNK + past.start, CHUNK + past.stop)
-    k, v = (_rows(m, l)[:, past] for m in memory)
-    gate = _gate(p, t, l)
-    d_attended = dh if gate is None else dh * gate
-    chunk.d_attended[l, i] = d_attended
-    answers = debts.answers[:, t, l]
-    answers.view(heads, batch, -1).copy_((d_attended @ w.output[l]).view(batch, heads, -1).transpose(0, 1))
-    dp = torch.bmm(answers[:, None], v.transpose(1, 2)).view(-1, count)
-    if p.noise:
-        dp.mul_(p.noise[0][l, t, :, :, past].reshape(-1, count))
-    ds = torch._softmax_backward_data(dp, tape.probabilities[:, t, l, columns], 1, dp.dtype)
-    debts.scores[:, t, l, columns] = ds
-    dq = torch.bmm(ds.view(heads, batch, count), w.positions[l, :, -count:])
-    dq.view(-1, 1, dq.shape[-1]).baddbmm_(ds[:, None], k)
-    d_query = chunk.d_query[l, i]
-    d_query.view(batch, heads, -1).copy_(dq.transpose(0, 1))
-    dn = _norm_backward(d_query @ w.query[l], chunk.first[l, i], chunk)
-    return torch.addcmul(dh, dn, chunk.first_rstd[l, i])
-
-
-# Equation (1), for all layers of a chunk at once.
-def _layer_weights(tape: Tape, chunk: Chunk, dw: FoldedWeights, start: int, stop: int) -> None:
-    for weight, bias, left, right in (
-        (dw.query, dw.query_bias, chunk.d_query, chunk.first),
-        (dw.output, dw.output_bias, chunk.d_attended, tape.attended[:, start:stop]),
-        (dw.layer1, dw.layer1_bias, chunk.d_hidden, chunk.second),
-        (dw.layer2, dw.layer2_bias, chunk.d_output, tape.hidden[:, start:stop]),
-    ):
-        left = left.flatten(1, 2)
-        weight.baddbmm_(left.transpose(1, 2), right.flatten(1, 2))
-        bias.add_(left.sum(dim=1))
-
-
-# By distance, the scores of step $t$ lie one column further right than those of step $t-1$. So a view whose
-# rows are one element longer than the table's lines up equal distances. On the left it runs into the columns
-# of zeros, which is what they are for.
-def _position_weights(
-    p: Problem, tape: Tape, debts: Debts, dw: FoldedWeights, start: int, stop: int
-) -> None:
-    reach, steps = min(p.window, p.carried + stop - 1), stop - start
-    if reach == 0:
-        return
-    (heads, batch), layers, table = p.keys.shape[1:3], p.weights.query.shape[0], debts.scores
-    row = table.shape[3]
-    skewed = table.as_strided(
-        (heads, layers, batch, steps, reach),
-        (batch * table.stride(0), row, table.stride(0), table.stride(1) + 1, 1),
-        start * table.stride(1) + CHUNK + p.carried + start - reach,
-    ).reshape(heads * layers, batch * steps, reach)
-    queries = tape.queries[:, start:stop].unflatten(0, (heads, batch)).permute(0, 3, 1, 2, 4)
-    queries = queries.reshape(heads * layers, batch * steps, -1)
-    product = torch.bmm(skewed.transpose(1, 2), queries).unflatten(0, (heads, layers))
-    dw.positions[:, :, -reach:] += product.transpose(0, 1)
-    dw.position_bias[:, :, -reach:] += skewed.sum(dim=1).unflatten(0, (heads, layers)).transpose(0, 1)
-
-
-def _memory_weights(tape: Tape, outputs: Tensor, debts: Debts, dw: FoldedWeights) -> None:
-    dkv = debts.key_value.flatten(0, 1).flatten(1)
-    dw.key_value.flatten(0, 1).copy_(dkv.t() @ tape.mixed.flatten(0, 1))
-    dw.key_value_bias.flatten().copy_(dkv.sum(dim=0))
-    # The mixture's weights take one inner product a layer. Each layer's output is the next one's input.
-    dm = debts.mixed.flatten()
-    dw.mixing[:-1] = tape.inputs.flatten(1) @ dm
-    dw.mixing[-1] = outputs.flatten() @ dm
+        return torch.addmm(h, f, w.layer2[layer].t()).add_(w.layer2_bias[layer])
+    f.mul_(p.noise[2][layer, t])
+    return torch.addmm(w.layer2_bias[layer], f, w.layer2[layer].t()).mul_(p.noise[3][layer, t]).add_(h)

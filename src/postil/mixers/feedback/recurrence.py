@@ -7,10 +7,11 @@ layers:
 
 $$m_t = \sum_{l=0}^{L} c_l\, x_t^l, \qquad c = \operatorname{softmax}(w) \tag{1}$$
 
-and each layer reads the memory vectors of the last $\tau$ positions, with keys $W_K m_j$ and values $W_V m_j$:
+and each layer reads the memory vectors of the last $\tau$ positions, by keys $W_K m_j$ and values $W_V m_j$:
 
 $$\begin{aligned}
-z_t^l &= x_t^{l-1} + \operatorname{Attention}^l\!\big(\operatorname{norm}(x_t^{l-1}),\ m_{t-\tau}, \dots, m_{t-1}\big) \\
+z_t^l &= x_t^{l-1} +
+    \operatorname{Attention}^l\!\big(\operatorname{norm}(x_t^{l-1}),\ m_{t-\tau}, \dots, m_{t-1}\big) \\
 x_t^l &= z_t^l + \operatorname{FFN}^l(\operatorname{norm}(z_t^l))
 \end{aligned} \tag{2}$$
 
@@ -35,8 +36,8 @@ __all__ = [
     "FoldedWeights",
     "Memory",
     "Noise",
-    "fold",
     "feedback_transformer_reference",
+    "fold",
     "unfold",
 ]
 
@@ -111,8 +112,8 @@ def feedback_transformer_reference(
     outputs = []
     for t, h in enumerate(x):
         layers = [h]
-        for l in range(weights.query.shape[0]):
-            h = _layer_reference(h, l, t, weights, keys, values, allowed, window, noise)
+        for layer in range(weights.query.shape[0]):
+            h = _layer_reference(h, layer, t, weights, keys, values, allowed, window, noise)
             layers.append(h)
         m = torch.einsum("l,lbd->bd", weights.mixing, torch.stack(layers))
         if weights.memory_gain is not None:
@@ -130,7 +131,7 @@ def feedback_transformer_reference(
 
 def _layer_reference(
     h: Tensor,
-    l: int,
+    layer: int,
     t: int,
     w: FeedbackWeights,
     keys: list[Tensor],
@@ -141,24 +142,24 @@ def _layer_reference(
 ) -> Tensor:
     past = slice(max(0, len(keys) - (window or len(keys))), len(keys))
     if keys:
-        g = l % w.key_value.shape[0]
+        g = layer % w.key_value.shape[0]
         k, v = torch.stack(keys[past])[:, :, g], torch.stack(values[past])[:, :, g]
-        n = F.layer_norm(h, h.shape[-1:], w.attn_gain[l], w.attn_shift[l])
-        q = (n @ w.query[l].T).unflatten(-1, k.shape[-2:])
+        n = F.layer_norm(h, h.shape[-1:], w.attn_gain[layer], w.attn_shift[layer])
+        q = (n @ w.query[layer].T).unflatten(-1, k.shape[-2:])
         # Equation (1) of the attention page.
-        scores = torch.einsum("bhe,jbhe->jbh", q + w.query_pos_bias[l], k)
-        scores = scores + torch.einsum("bhe,jhe->jbh", q, w.key_pos_embeddings[l, -k.shape[0] :])
-        scores = scores + w.key_pos_bias[l, -k.shape[0] :, None]
+        scores = torch.einsum("bhe,jbhe->jbh", q + w.query_pos_bias[layer], k)
+        scores = scores + torch.einsum("bhe,jhe->jbh", q, w.key_pos_embeddings[layer, -k.shape[0] :])
+        scores = scores + w.key_pos_bias[layer, -k.shape[0] :, None]
         may = None if allowed is None else allowed[min(t, allowed.shape[0] - 1), past]
-        dropped = None if noise is None else noise.attention[l, t, :, :, past].permute(2, 1, 0)
+        dropped = None if noise is None else noise.attention[layer, t, :, :, past].permute(2, 1, 0)
         z = feedback_attention_reference(scores, v, may, dropped).flatten(-2)
-        z = z @ w.output[l].T + w.output_bias[l]
-        z = z if noise is None else z * noise.attended[l, t]
+        z = z @ w.output[layer].T + w.output_bias[layer]
+        z = z if noise is None else z * noise.attended[layer, t]
         h = h + (z if may is None else torch.where(may.any(dim=0)[:, None], z, 0.0))
-    f = F.layer_norm(h, h.shape[-1:], w.ff_gain[l], w.ff_shift[l])
-    f = F.relu(f @ w.layer1[l].T + w.layer1_bias[l])
-    f = (f if noise is None else f * noise.hidden[l, t]) @ w.layer2[l].T + w.layer2_bias[l]
-    return h + (f if noise is None else f * noise.output[l, t])
+    f = F.layer_norm(h, h.shape[-1:], w.ff_gain[layer], w.ff_shift[layer])
+    f = F.relu(f @ w.layer1[layer].T + w.layer1_bias[layer])
+    f = (f if noise is None else f * noise.hidden[layer, t]) @ w.layer2[layer].T + w.layer2_bias[layer]
+    return h + (f if noise is None else f * noise.output[layer, t])
 
 
 def _stacked(rows: list[Tensor], x: Tensor, w: FeedbackWeights) -> Tensor:
@@ -201,7 +202,7 @@ class FoldedWeights(NamedTuple):
 # Folding is ordinary differentiable code, so nobody has to derive its gradient by hand. It costs some passes
 # over the weights a call, little beside $T$ products with them.
 def fold(w: FeedbackWeights) -> FoldedWeights:
-    r"""Draw gains, shifts, the scale and $u$ into the weights around them; the final layer norm stays outside."""
+    r"""Draw gains, shifts, the scale and $u$ into the weights around them; not the final layer norm."""
     scale = w.query_pos_bias.shape[-1] ** -0.5
     query = scale * w.query * w.attn_gain[:, None]
     bias = scale * (torch.einsum("lcd,ld->lc", w.query, w.attn_shift) + w.query_pos_bias.flatten(1))
@@ -231,7 +232,7 @@ def fold(w: FeedbackWeights) -> FoldedWeights:
 # A folded model is still a Feedback Transformer, one whose layer norms happen to do nothing more than
 # normalise. So the literal form can compute it, which is how second derivatives are had.
 def unfold(w: FoldedWeights, norm_memory: bool) -> FeedbackWeights:
-    r"""Give weights for the literal form that compute what the folded ones do, before the final layer norm."""
+    r"""Give weights with which the literal form computes what the folded ones do."""
     heads, width = w.positions.shape[1], w.positions.shape[3]
     scale = width**-0.5
     u = w.query_bias.unflatten(-1, (heads, width)) / scale

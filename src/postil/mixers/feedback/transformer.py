@@ -12,7 +12,7 @@ smaller than that of an ordinary transformer.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float
@@ -66,7 +66,7 @@ class FeedbackTransformerLayer(nn.Module):
         value: Float[Tensor, "S B *kd"] | None,
         mask: Bool[Tensor, "S #B"] | None = None,
     ) -> Float[Tensor, "B D"]:
-        r"""Compute one position; without memory, `key=None`, or where `mask` hides all of it, skip attention."""
+        r"""Compute one position; where there is no memory, or `mask` hides all of it, skip attention."""
         if key is not None and value is not None and key.shape[0] > 0:
             z = self.dropout(self.attn(query=self.norm_self_attn(x), key=key, value=value, mask=mask))
             # Even an answer of zero would add the output layer's bias.
@@ -218,11 +218,11 @@ class _Backbone(nn.Module):
         key_value, bias = self.key_value() if w is None else (w.key_value, w.key_value_bias)
         mixing = self.mixing()
         m = h * mixing[0]
-        for l, layer in enumerate(self.layers):
-            g = l % key_value.shape[0]
+        for index, layer in enumerate(self.layers):
+            g = index % key_value.shape[0]
             k, v = (None, None) if read is None else (read[0][:, :, g], read[1][:, :, g])
             h = layer(x=h, key=k, value=v, mask=may)
-            m = m + h * mixing[l + 1]
+            m = m + h * mixing[index + 1]
         if self.norm_memory is not None:
             m = self.norm_memory(m)
         kv = F.linear(m, key_value.flatten(0, 1), bias.flatten())
@@ -299,15 +299,17 @@ class _Backbone(nn.Module):
 
     # A layer may be given other probabilities than its neighbours; so each draws its own.
     def _noise(self, x: Tensor, span: int) -> Noise | None:
+        layers: list[Any] = list(self.layers)
+        if not all(layer.is_standard for layer in layers):
+            return None
         probabilities = [
             (layer.attn.dropout.p, layer.dropout.p, layer.feed_forward.dropout.p, layer.dropout.p)
-            for layer in self.layers
-            if layer.is_standard
+            for layer in layers
         ]
-        if len(probabilities) < len(self.layers) or not any(map(any, probabilities)):
+        if not any(map(any, probabilities)):
             return None
         length, batch = x.shape[:2]
-        hidden = self.layers[0].feed_forward.layer1.out_features
+        hidden = layers[0].feed_forward.layer1.out_features
         shapes = ((self.heads, batch, span), (batch, self.d_model), (batch, hidden), (batch, self.d_model))
         draws = (
             torch.stack([F.dropout(x.new_ones(length, *shape), p) for p in column])
@@ -347,7 +349,8 @@ class FeedbackTransformer(_Backbone):
 
     def key_value(self) -> tuple[Tensor, Tensor]:
         r"""Give the projections of all layers."""
-        pairs = [(layer.attn.key.linear, layer.attn.value.linear) for layer in self.layers]
+        layers: list[Any] = list(self.layers)
+        pairs = [(layer.attn.key.linear, layer.attn.value.linear) for layer in layers]
         weights = torch.stack([torch.cat([key.weight, value.weight]) for key, value in pairs])
         biases = torch.stack([torch.cat([torch.zeros_like(v.bias), v.bias]) for _, v in pairs])
         return weights, biases
