@@ -93,17 +93,23 @@ def test_a_lock_is_held_once_in_a_process_too_and_not_by_its_children(tmp_path):
     lock = Lock(tmp_path / "lock")
     with pytest.raises(Locked, match=f"process {os.getpid()} is using it"):
         Lock(tmp_path / "lock")
-    reader, writer = os.pipe()
+    ready, say_ready = os.pipe()
+    end, say_end = os.pipe()
     child = os.fork()
     if child == 0:
-        os.read(reader, 1)
+        os.close(say_end)
+        os.write(say_ready, b"x")
+        os.read(end, 1)
         os._exit(0)
     # The child lives on, as a worker process may; it must not hold what its parent has let go of.
-    os.close(lock._file)
-    Lock(tmp_path / "lock").release()
-    os.write(writer, b"x")
-    assert os.waitpid(child, 0)[1] == 0
-    lock._file = None
+    try:
+        os.read(ready, 1)
+        os.close(lock._file)
+        lock._file = None
+        Lock(tmp_path / "lock").release()
+    finally:
+        os.close(say_end)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("alive", [True, False])
