@@ -1,0 +1,1 @@
+r"""The Attention Free Transformer: a family of gated means."""
