@@ -16,7 +16,16 @@ from typing import Any
 import numpy as np
 
 from postil.text.reading import TextError, pieces
-from postil.text.tokenizer import FORMAT, Ids, TextStream, Tokenizer, Units, checked_ids, token_dtype
+from postil.text.tokenizer import (
+    FORMAT,
+    Ids,
+    TextStream,
+    Tokenizer,
+    Units,
+    checked_ids,
+    sum_units,
+    token_dtype,
+)
 
 __all__ = ["UNKNOWN", "Words"]
 
@@ -46,6 +55,8 @@ class Words(Tokenizer):
         self.words = words
         self.vocab_size = len(words)
         self._index = {word: number for number, word in enumerate(words)}
+        self._opening = np.array([word in _OPENING for word in words])
+        self._closing = np.array([word in _CLOSING for word in words])
 
     # Ties are broken by the alphabet, so that the same text gives the same numbers everywhere.
     @classmethod
@@ -78,25 +89,35 @@ class Words(Tokenizer):
 
     def decode(self, ids: Iterable[int] | Ids) -> str:
         r"""Join the words, spaced as English is printed."""
-        stream = self.stream()
-        return "".join(stream.feed(int(token)) for token in checked_ids(ids, self.vocab_size))
+        numbers = checked_ids(ids, self.vocab_size)
+        gaps = zip(self._blanks(numbers, after_opening=True).tolist(), numbers.tolist(), strict=True)
+        return "".join(" " * blank + self.words[number] for blank, number in gaps)
 
     def stream(self) -> TextStream:
         r"""A word is certain at once; the blank before it depends on its left neighbour only."""
-        return _WordStream(self.words)
+        return _WordStream(self)
 
     def symbol(self, token: int) -> str:
         r"""Quote the word."""
         return repr(self.words[token])
 
-    # The blanks belong to no token, so the text is written out and counted.
+    # The blanks belong to no token, so they are counted where the decoded text would have them.
     def measure(self, chunks: Iterable[Ids]) -> Units:
         r"""Count the text as it is decoded, not as it was: lost blanks are not counted."""
-        stream, tokens, characters, size = self.stream(), 0, 0, 0
+        characters = np.array([len(word) for word in self.words])
+        sizes = np.array([len(word.encode()) for word in self.words])
+        total, blanks, after_opening = Units(0, 0, 0), 0, True
         for chunk in chunks:
-            text = "".join(stream.feed(int(token)) for token in checked_ids(chunk, self.vocab_size))
-            tokens, characters, size = tokens + len(chunk), characters + len(text), size + len(text.encode())
-        return Units(tokens, characters, size)
+            ids = checked_ids(chunk, self.vocab_size)
+            part = sum_units([ids], characters, sizes)
+            total = Units(*(old + new for old, new in zip(total, part, strict=True)))
+            blanks += int(self._blanks(ids, after_opening).sum())
+            after_opening = bool(self._opening[ids[-1]]) if ids.size else after_opening
+        return Units(total.tokens, total.characters + blanks, total.bytes + blanks)
+
+    def _blanks(self, ids: Ids, after_opening: bool) -> Ids:
+        before = np.concatenate([[after_opening], self._opening[ids[:-1]]])[: len(ids)]
+        return ~(before | self._closing[ids])
 
     def to_dict(self) -> dict[str, Any]:
         r"""Return the words in the order of their numbers."""
@@ -113,11 +134,11 @@ class Words(Tokenizer):
 
 
 class _WordStream(TextStream):
-    def __init__(self, words: list[str]):
-        self._words, self._last = words, "\n"
+    def __init__(self, tokenizer: Words):
+        self._tokenizer, self._last = tokenizer, "\n"
 
     def feed(self, token: int) -> str:
-        checked_ids([token], len(self._words))
-        word, last = self._words[token], self._last
+        checked_ids([token], self._tokenizer.vocab_size)
+        word, last = self._tokenizer.words[token], self._last
         self._last = word
         return word if last in _OPENING or word in _CLOSING else " " + word
