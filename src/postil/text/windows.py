@@ -135,7 +135,8 @@ class Batches:
         epochs, places = _stream(count, self.batch, update, self.rank, self.world)
         if self.shuffled:
             ids = _shuffle(epochs, places, count, self.seed)
-            shift = np.array([_keys(self.seed, int(epoch))[-1] % self.seq_len for epoch in epochs], np.int64)
+            shifts = {epoch: _keys(self.seed, epoch)[-1] % self.seq_len for epoch in set(epochs.tolist())}
+            shift = np.array([shifts[epoch] for epoch in epochs.tolist()])
         else:
             ids, shift = _lanes(places, count, self.batch * self.world), 0
         return window_starts(ids, len(self.tokens), self.seq_len, shift)
