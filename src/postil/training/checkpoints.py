@@ -87,7 +87,7 @@ def save(
     text = json.dumps(dict(metadata), indent=1).encode()
     final = Path(directory) / f"step-{step:08d}"
     try:
-        _make_directory(final.parent)
+        durable.make_directory(final.parent)
         durable.remove_leftovers(final.parent)
         temporary = durable.temporary_beside(final)
         try:
@@ -106,12 +106,6 @@ def save(
     except (OSError, CheckpointError) as error:
         warnings.warn(f"{final.parent}: cannot remove old checkpoints: {error}", CheckpointWarning, 2)
     return final
-
-
-def _make_directory(directory: Path) -> None:
-    if not directory.is_dir():
-        directory.mkdir(parents=True)
-        durable.sync(directory.parent)
 
 
 # The library that writes the tensors makes files that only their owner may read; other users of a shared

@@ -23,6 +23,7 @@ __all__ = [
     "check_name",
     "inside",
     "is_running",
+    "make_directory",
     "one_line",
     "parse_json",
     "process_start",
@@ -108,6 +109,19 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(file)
+
+
+def make_directory(path: Path) -> None:
+    r"""Create `path` and what is missing above it, and bring the new names to the disk.
+
+    Raises:
+        OSError: if it cannot be made, or a file is in the way.
+    """
+    if not path.is_dir():
+        if path.parent != path:
+            make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -111,19 +111,21 @@ def _owner(file: int) -> tuple[int, str, str]:
         return 0, "", ""
 
 
-# The winner of two that start together needs a moment to write its name.
+# The winner of two that start together needs a moment to write its name over that of a dead one.
 def _owner_in_words(file: int) -> str:
     until = time.monotonic() + 1.0
-    while (owner := _owner(file))[0] == 0 and time.monotonic() < until:
+    while True:
+        pid, start, host = _owner(file)
+        if pid and host != durable.HOST:
+            return f"process {pid} on {host} is using it"
+        if durable.is_running(pid, start):
+            return f"process {pid} is using it"
+        if time.monotonic() > until:
+            break
         time.sleep(0.01)
-    pid, start, host = owner
-    if pid == 0:
+    if not pid:
         return "another process is using it"
-    if host != durable.HOST:
-        return f"process {pid} on {host} is using it"
-    if not durable.is_running(pid, start):
-        return f"process {pid} has ended, but a process that it started is still using it"
-    return f"process {pid} is using it"
+    return f"process {pid} has ended, but a process that it started is still using it"
 
 
 # Without the kernel's help a process on another machine cannot be asked: it counts as running.

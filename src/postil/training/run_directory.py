@@ -67,7 +67,7 @@ class RunDirectory:
         if resume and overwrite:
             raise RunDirectoryError(f"{path}: resume and overwrite contradict each other")
         try:
-            _create(path)
+            durable.make_directory(path)
             lock = Lock(path / "run.lock")
         except Locked as error:
             raise RunDirectoryError(
@@ -204,12 +204,6 @@ class RunDirectory:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _create(path: Path) -> None:
-    if not path.is_dir():
-        path.mkdir(parents=True)
-        durable.sync(path.parent)
 
 
 def _number(value: Any) -> Any:
