@@ -6,7 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from jaxtyping import install_import_hook
 
-install_import_hook("postil", "beartype.beartype")
+install_import_hook("postil", "shape_check.check")
 
 import pytest
 import torch

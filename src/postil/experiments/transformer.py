@@ -2,7 +2,7 @@ r"""The plain transformer on Tiny Shakespeare.
 
 The experiment that the others are measured against: six pre-norm layers of multi-head attention, width 256
 in 16 heads, learned positions, characters as tokens. Each update predicts 16 windows of 512 characters, and
-an epoch has 122 of them, so that 32 epochs read the text 32 times.
+an epoch has 123 of them, so that 32 epochs read the text 32 times.
 
 The learning rate follows the schedule of [vaswani2017] with its constant at 1: with $D = 256$ and 2,000
 updates of warm-up it peaks at $256^{-1/2} \cdot 2000^{-1/2} = 0.0014$.

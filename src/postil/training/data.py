@@ -27,7 +27,7 @@ from postil.text import (
 from postil.text.entropy import unigram_bits
 from postil.training.settings import TrainSettings
 
-__all__ = ["TrainingText", "prepare_text"]
+__all__ = ["TrainingText", "find_corpus", "prepare_text"]
 
 
 @dataclass(frozen=True)
@@ -99,15 +99,23 @@ class TrainingText:
         return self.settings.optimizer.batch_size // world
 
 
-def prepare_text(settings: TrainSettings, tokenizer: Tokenizer | None = None) -> TrainingText:
-    r"""Find the corpus, build the tokenizer (or take the one given, of an earlier sitting), encode and split.
+def find_corpus(settings: TrainSettings) -> Corpus:
+    r"""Find the text of a run: the one its settings name, or the default.
+
+    Raises:
+        TextError: there is none, or it cannot be read.
+    """
+    return default_corpus() if settings.text is None else load_corpus(settings.text)
+
+
+def prepare_text(settings: TrainSettings, corpus: Corpus, tokenizer: Tokenizer | None = None) -> TrainingText:
+    r"""Build the tokenizer (or take the one given, of an earlier sitting), encode the text and split it.
 
     Cost: one or two readings of the text the first time; later the token file is only checked.
 
     Raises:
         TextError: the text cannot be read, or is too short for the windows.
     """
-    corpus = default_corpus() if settings.text is None else load_corpus(settings.text)
     if tokenizer is None:
         tokenizer = build_tokenizer(settings.data.tokenizer, corpus, vocab_size=settings.data.vocab_size)
     tokens = encode_corpus(corpus, tokenizer)

@@ -18,12 +18,12 @@ from lightning_fabric import Fabric
 from rich.console import Console
 
 from postil.registry import build_language_model
-from postil.text import tokenizer_from_dict
+from postil.text import Corpus, tokenizer_from_dict
 from postil.training import checkpoints
 from postil.training.capture import conditions, differences, optimizer_state, restore_optimizer
 from postil.training.checkpoints import Checkpoint
 from postil.training.curves import draw_curves
-from postil.training.data import TrainingText, prepare_text
+from postil.training.data import TrainingText, find_corpus, prepare_text
 from postil.training.display import Display
 from postil.training.engine import make_fabric
 from postil.training.evaluation import Score
@@ -89,7 +89,10 @@ def _prepare(
 ) -> Session:
     tokenizer = None if checkpoint is None else tokenizer_from_dict(checkpoint.metadata["tokenizer"])
     with fabric.rank_zero_first():
-        text = prepare_text(settings, tokenizer)
+        corpus = find_corpus(settings)
+        if checkpoint is not None:
+            _check_same_text(checkpoint, corpus)
+        text = prepare_text(settings, corpus, tokenizer)
     # A default that was found is a choice from here on: a resumed run must not find another.
     settings.text = settings.text or text.corpus.name
     _announce(text, console)
@@ -121,18 +124,21 @@ def _announce(text: TrainingText, console: Console) -> None:
 DECISIVE = ("mixer", "model", "data", "optimizer", "seed")
 
 
+def _check_same_text(checkpoint: Checkpoint, corpus: Corpus) -> None:
+    before = checkpoint.metadata["corpus"]
+    if before["sha256"] != corpus.sha256:
+        raise ValueError(
+            f"{checkpoint.path} was trained on another text than {corpus.name} is now (SHA-256 "
+            f"{before['sha256'][:12]}, now {corpus.sha256[:12]}); put the old text back, or start a new run"
+        )
+
+
 def _restore(session: Session, checkpoint: Checkpoint, console: Console) -> None:
     saved, now = checkpoint.metadata["settings"], session.settings.to_dict()
     different = [n for n in DECISIVE if _without_cuts(now[n]) != _without_cuts(saved.get(n))]
     if different:
         changes = ", ".join(f"{n}: {saved.get(n)} in the checkpoint, {now[n]} now" for n in different)
         raise ValueError(f"{checkpoint.path} cannot be resumed with other settings: {changes}")
-    before, corpus = checkpoint.metadata["corpus"], session.text.corpus
-    if before["sha256"] != corpus.sha256:
-        raise ValueError(
-            f"{checkpoint.path} was trained on another text than {corpus.name} is now (SHA-256 "
-            f"{before['sha256'][:12]}, now {corpus.sha256[:12]}); put the old text back, or start a new run"
-        )
     session.model.load_state_dict(checkpoint.tensors["model"], strict=True)
     restore_optimizer(
         session.optimizer,
@@ -141,6 +147,11 @@ def _restore(session: Session, checkpoint: Checkpoint, console: Console) -> None
         checkpoint.metadata["optimizer"],
     )
     session.progress = Progress(**checkpoint.metadata["progress"])
+    end = checkpoint.metadata["total"]
+    if session.settings.optimizer.schedule == "cosine" and end != session.total:
+        console.print(
+            f"the cosine now ends at update {session.total}, not {end}", style="yellow", markup=False
+        )
     console.print(f"resuming from update {session.progress.update} ({checkpoint.path})", markup=False)
     for line in differences(checkpoint.metadata["conditions"], conditions(session.fabric.device)):
         console.print(f"results may differ in their last bits: {line}", style="yellow", markup=False)
@@ -291,6 +302,7 @@ class _Sitting:
                 "tokenizer": self.session.text.tokenizer.to_dict(),
                 "corpus": self.session.text.corpus.to_dict(),
                 "unit": self.session.text.unit,
+                "total": self.session.total,
                 "optimizer": values,
                 "progress": asdict(self.session.progress),
                 "conditions": conditions(self.session.fabric.device),
