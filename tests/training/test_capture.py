@@ -93,6 +93,37 @@ def test_names_of_a_compiled_model_are_plain():
     assert plain.keys() == wrapped.keys()
 
 
+# Tracing only: what wrapping does to names does not depend on the code generator behind it.
+def compiled(module):
+    return torch.compile(module, backend="eager")
+
+
+@pytest.mark.case("BC041")
+@pytest.mark.parametrize("saved, loaded", [(compiled, nn.Identity), (nn.Identity, compiled)])
+def test_a_compiled_model_and_a_plain_one_read_each_others_checkpoints(tmp_path, saved, loaded):
+    one, other = model(), model(seed=1)
+    first = saved(one) if saved is compiled else one
+    second = loaded(other) if loaded is compiled else other
+    optimizer = adamw(one)
+    for _ in range(5):
+        update(first, optimizer)
+    tensors, values = capture.optimizer_state(optimizer, first.named_parameters())
+    path = checkpoints.save(
+        tmp_path, 5, {"model": first.state_dict(), "optimizer": tensors}, {"optimizer": values}
+    )
+    found = checkpoints.load(path)
+    capture.unwrapped(second).load_state_dict(found.tensors["model"], strict=True)
+    again = adamw(other)
+    named = second.named_parameters()
+    capture.restore_optimizer(again, named, found.tensors["optimizer"], found.metadata["optimizer"])
+    losses = []
+    for module, of in ((first, optimizer), (second, again)):
+        torch.manual_seed(2)
+        losses.append([update(module, of) for _ in range(2)])
+    assert losses[0] == losses[1]
+    assert not any("_orig_mod" in name for group in found.tensors.values() for name in group)
+
+
 def test_another_model_is_refused_by_name():
     module = model()
     optimizer = adamw(module)

@@ -222,7 +222,7 @@ def load(path: str | Path, *, verify: bool = True, groups: Collection[str] | Non
     r"""Read the checkpoint folder `path`, or only some of its groups.
 
     Every file is checked against its size and SHA-256 before its first tensor is made; `verify=False` leaves
-    the SHA-256 out. Memory: twice the largest file besides the result.
+    the SHA-256 out. Memory: the result and the bytes of one file.
 
     Raises:
         CheckpointError: naming file and reason, for whatever is damaged, missing, foreign or too new.
