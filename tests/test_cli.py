@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from postil.cli import main, with_underscores
+from postil.cli import main
+from postil.cli.train import with_underscores
 
 TINY = [
     "--model.d_model=16",

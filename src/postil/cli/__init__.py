@@ -1,0 +1,75 @@
+r"""The command line: `postil train`, `sample`, `data`, `info`, `pages`.
+
+Each command is a module here with one function, `run`, from its arguments to an exit code. It is imported
+when it is called, so that `postil pages` does not wait for PyTorch. Mistakes of the user end with one line
+and code 2; anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import warnings
+from typing import Any
+
+__all__ = ["main"]
+
+COMMANDS = ("train", "sample", "info", "data", "pages")
+
+USAGE = """\
+usage: postil COMMAND ...
+
+  train    train a model on a text          postil train --experiment transformer --out runs/transformer
+  sample   continue a prompt                postil sample runs/transformer --prompt "It is "
+  info     what a run, or this machine, is  postil info runs/transformer
+  data     look at a text as tokens         postil data tiny-shakespeare
+  pages    make an annotated site           postil pages build src/postil --out site
+
+postil COMMAND --help says more. Options may be written with dashes or underscores."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    r"""Run a command; return its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    if argv[0] == "--version":
+        from postil import __version__
+
+        print(f"postil {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"postil: {argv[0]!r} is not a command; there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            return importlib.import_module(f"postil.cli.{argv[0]}").run(argv[1:])
+    except BrokenPipeError:
+        # Whoever read our output has had enough (`postil sample ... | head`). Python would complain again
+        # when it flushes at exit, so its output goes nowhere from here on.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except _mistakes() as error:
+        print(f"postil {argv[0]}: error: {_one_line(error)}", file=sys.stderr)
+        return 3 if isinstance(error, FloatingPointError) else 2
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+# Where in our source a warning was raised is of no use to someone at a terminal.
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"postil: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def _mistakes() -> tuple[type[BaseException], ...]:
+    if "postil.training.checkpoints" not in sys.modules:
+        return (ValueError, ModuleNotFoundError)
+    from postil.training.checkpoints import CheckpointError
+    from postil.training.run_directory import RunDirectoryError
+
+    return (ValueError, ModuleNotFoundError, CheckpointError, RunDirectoryError, FloatingPointError)

@@ -1,0 +1,120 @@
+r"""`postil train`: defaults, then the experiment, then the configuration file, then the flags."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
+
+from postil.experiments import EXPERIMENTS
+from postil.training.run import train
+from postil.training.settings import TrainSettings, settings_from_dict
+
+__all__ = ["run"]
+
+
+def run(argv: list[str]) -> int:
+    r"""Train a model: defaults, then the experiment, then the configuration file, then the flags."""
+    argv = with_underscores(argv)
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = ArgumentParser(
+        prog="postil train", description="Train a language model on a text.", exit_on_error=False
+    )
+    parser.add_argument(
+        "--config", action="config", help="YAML, JSON or TOML file with any of the settings below"
+    )
+    parser.add_argument(
+        "--resume", type=str, default=None, help="auto, or the path of a checkpoint to go on from"
+    )
+    parser.add_argument("--overwrite", action="store_true", help="remove the run that is in the folder")
+    parser.add_class_arguments(TrainSettings, as_group=False)
+    parser.set_defaults(_flat(_defaults(argv).to_dict()))
+    try:
+        values = parser.parse_args(_with_toml(argv)).as_dict()
+    except ArgumentError as error:
+        raise ValueError(_short(" ".join(str(error).split()))) from None
+    resume, overwrite = values.pop("resume"), values.pop("overwrite")
+    values.pop("config")
+    outcome = train(settings_from_dict(values), resume=resume, overwrite=overwrite)
+    said = "" if outcome.bits is None else f"; the whole validation text at {outcome.bits:.3f} {outcome.unit}"
+    print(f"{outcome.reason}, {outcome.update} so far{said}; the run is in {outcome.path}")
+    return outcome.exit_code
+
+
+# The parser's own message for a wrong value runs over seven lines.
+def _short(message: str) -> str:
+    match = re.search(r'key "(?P<key>[^"]+)":.*Given value: (?P<value>.*)', message)
+    if match is None:
+        return message
+    kinds = [
+        kind
+        for kind in dict.fromkeys(re.findall(r"<class '(\w+)'>", message))
+        if kind not in ("NoneType", "str")
+    ]
+    return f"--{match['key']}: {match['value']!r} is not {' or '.join(kinds) or 'possible here'}"
+
+
+# An experiment, or the record of the run that is resumed, takes the place of the defaults; so it has to be
+# known before the flags are read.
+def _defaults(argv: list[str]) -> TrainSettings:
+    out, name = _value(argv, "--out"), _value(argv, "--experiment")
+    record = Path(out) / "run.json" if out else None
+    if _value(argv, "--resume") and record is not None and record.exists():
+        try:
+            return settings_from_dict(json.loads(record.read_text(encoding="utf-8"))["settings"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{record}: cannot be read, so the run cannot be resumed from it: {error}"
+            ) from None
+    if name is None:
+        return TrainSettings()
+    if name not in EXPERIMENTS:
+        raise ValueError(f"experiment={name!r} is not known; there are {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]
+
+
+def _value(argv: list[str], flag: str) -> str | None:
+    for index, argument in enumerate(argv):
+        if argument == flag and index + 1 < len(argv):
+            return argv[index + 1]
+        if argument.startswith(flag + "="):
+            return argument.partition("=")[2]
+    return None
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat = {}
+    for name, value in values.items():
+        nested = isinstance(value, dict) and name != "options"
+        flat |= _flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
+    return flat
+
+
+# The parser reads YAML, and JSON with it; a TOML file is turned into JSON on its way.
+def _with_toml(argv: list[str]) -> list[str]:
+    path = _value(argv, "--config")
+    if path is None or not path.endswith(".toml"):
+        return argv
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # pyright: ignore[reportMissingImports]
+    try:
+        text = json.dumps(tomllib.loads(Path(path).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return [text if a == path else f"--config={text}" if a == f"--config={path}" else a for a in argv]
+
+
+def with_underscores(argv: list[str]) -> list[str]:
+    r"""Write `--max-time` as `--max_time`, up to `=`; values and single dashes stay."""
+    return [_underscored(argument) if argument.startswith("--") else argument for argument in argv]
+
+
+def _underscored(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return "--" + name[2:].replace("-", "_") + equals + value
