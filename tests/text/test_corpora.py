@@ -332,7 +332,7 @@ def test_the_default_does_not_wait_for_a_silent_network(monkeypatch: pytest.Monk
     monkeypatch.setattr(downloads, "_fetch", lambda *_: released.wait(30))
     corpus = default_corpus(patience=0.05)
     released.set()
-    assert corpus.name == "python-docs" and "no answer within 0.05 seconds" in corpus.note
+    assert corpus.name == "python-docs" and "did not arrive within 0.05 s" in corpus.note
 
 
 def test_importing_fetches_nothing():
