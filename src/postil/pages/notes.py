@@ -99,7 +99,12 @@ def docstring_text(source: Source, first: int, last: int) -> str:
 # Without the `r`, an author who knows the rule has doubled the backslash of a command; a backslash before a
 # quote or a line end is Python's. Everything else stays as it was typed.
 def _typed(body: str) -> str:
-    return re.sub(r"\\(\\(?=[A-Za-z])|[\"']|\n)", lambda m: "" if m[1] == "\n" else m[1], body)
+    def typed(escape: re.Match[str]) -> str:
+        if escape[1] == "\\":
+            return "\\" if body[escape.end() : escape.end() + 1].isalpha() else "\\\\"
+        return escape[1].strip("\n")
+
+    return re.sub(r"\\([\\\"'\n])", typed, body)
 
 
 def wants_raw_prefix(source: Source, first: int) -> bool:

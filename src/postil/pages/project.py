@@ -23,6 +23,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -67,6 +68,11 @@ class Project:
     papers: dict[str, Reference] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     commit: str = ""
+
+    @property
+    def has_settings(self) -> bool:
+        r"""True for a project with a `pages.toml`: one that was written for this publisher."""
+        return (self.home / "pages.toml").is_file()
 
     @property
     def languages(self) -> list[str]:
@@ -195,7 +201,7 @@ def _is_init(path: str) -> bool:
     return PurePosixPath(path).name == "__init__.py"
 
 
-def _ordered(modules: list[Module], order: list[str]) -> tuple[Module, ...]:
+def _ordered(modules: list[Module], order: Sequence[str]) -> tuple[Module, ...]:
     rank = {name: i for i, name in enumerate(order)}
 
     def key(module: Module) -> tuple[int, tuple[str, ...]]:

@@ -52,10 +52,12 @@ class Context:
     picture: Callable[[str, str], str] = lambda source, label: html.escape(label)
     anchor: Callable[[str], str] = lambda text: slug(text)
     fault: Callable[[int, str], None] = lambda line, message: None
+    warn: Callable[[int, str], None] = lambda line, message: None
     highlight: Callable[[str, str], str] = lambda code, language: html.escape(code)
     terms: Callable[[str], str] = lambda mathml: mathml
     example: Callable[[], str] = lambda: ""
     references: dict[str, Reference] = field(default_factory=dict)
+    strict: bool = False
     heading: int = 2
     untranslated: int = 0
     line: int = 0
@@ -201,7 +203,7 @@ class _Renderer(RendererHTML):
         mathml, tag = _formula(tokens[idx], True, env)
         if not tag:
             return f'<div class="formula">{mathml}</div>\n'
-        anchor = html.escape(env["context"].anchor(f"eq {tag}"))
+        anchor = html.escape(env["context"].anchor(slug(f"eq {tag}")))
         label = html.escape(tag)
         link = f'<a class="tag" href="#{anchor}">({label})</a>'
         return f'<div class="formula" id="{anchor}">{mathml}{link}</div>\n'
@@ -225,9 +227,12 @@ class _Renderer(RendererHTML):
         address = href
         if not urlsplit(href).scheme:
             context.line = int(token.meta.get("line", env["line"]))
-            address = context.address(href) or "#"
-            if address == "#" and href != "#":
-                context.fault(context.line, f"a link to {href!r} leads nowhere")
+            address = context.address(href)
+            if address is None:
+                # In a project that was not written for this publisher, brackets may mean anything.
+                message = f"a link to {href!r} leads nowhere"
+                (context.fault if context.strict else context.warn)(context.line, message)
+                return "<a>"
         title = f' title="{html.escape(str(token.attrs["title"]))}"' if token.attrs.get("title") else ""
         return f'<a href="{html.escape(address)}"{title}>'
 

@@ -6,12 +6,13 @@ page in a language comes after (`writing`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from postil.pages import prose
 from postil.pages.anchors import Anchors
-from postil.pages.notes import FrontMatter, Note, Section, front_matter, note_of, sections, wants_raw_prefix
+from postil.pages.notes import FrontMatter, Section, front_matter, note_of, sections, wants_raw_prefix
 from postil.pages.project import Module, Project
 from postil.pages.source import Row, Source, SourceError, read_source, split
 
@@ -40,6 +41,9 @@ class Annotated:
     sections: tuple[Section, ...]
 
 
+_EXAMPLE = re.compile(r"^```python example([^\n]*)\n(.*?)^```", re.M | re.S)
+
+
 @dataclass(frozen=True)
 class Page:
     r"""A file, read. `source` is None where Python cannot parse it; `text` is then all there is."""
@@ -64,10 +68,24 @@ class Page:
     def messages(self) -> list[tuple[str, str]]:
         r"""Every block to translate, with the anchor where it stands."""
         found = [(text, "page-top") for text in (self.front.title, self.front.description) if text]
+        found += [(caption, "page-top") for caption in self.captions()]
         for anchor, section in self._sections():
             for item in section.items:
                 found += [(message, anchor) for message, _ in prose.messages(item.note)]
         return found
+
+    def example(self) -> tuple[str, str] | None:
+        r"""The page's runnable example, as `(sizes, code)`; see `tracing`."""
+        for section in self.intro:
+            match = _EXAMPLE.search(section.items[0].note.text)
+            if match:
+                return match[1], match[2]
+        return None
+
+    def captions(self) -> list[str]:
+        r"""Names of the plots that the example makes, read from its source."""
+        _, _, plots = (self.example() or ("", ""))[1].rpartition("plots = ")
+        return re.findall(r'[{,]\s*"([^"\n]+)":', plots)
 
     def _sections(self) -> Iterator[tuple[str, Section]]:
         yield from (("page-top", section) for section in self.intro)
@@ -116,8 +134,3 @@ def _paper_faults(project: Project, front: FrontMatter, shown: str) -> Iterator[
     for key in front.papers:
         if key not in project.papers:
             yield Fault(shown, 1, f"paper {key!r} is not in papers.toml")
-
-
-def page_text(note: Note) -> str:
-    r"""A note in a word or two, for lists."""
-    return prose.plain_text(note, lambda message: message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from postil.pages import interface
@@ -48,6 +49,7 @@ def page_html(sheet: Sheet) -> str:
         title=title,
         title_lang="en" if sheet.language != "en" and title in (front.title, module.name) else "",
         description=description,
+        description_lang="en" if sheet.language != "en" and description == front.description else "",
         page=page,
         written=written,
         contents=written.contents,
@@ -80,7 +82,8 @@ def surroundings(project: Project, language: str, url: str) -> dict[str, Any]:
              "absolute": absolute, "current": other == language}
         )  # fmt: skip
     return {
-        "words": interface.words(language),
+        # A namespace: in a template the attribute `copy` of a dictionary is its method, not its entry.
+        "words": SimpleNamespace(**interface.words(language)),
         "lang": interface.tag(language),
         "site": site,
         "root": "../" * depth,

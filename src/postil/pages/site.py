@@ -176,7 +176,10 @@ class _Builder:
     ) -> Entry:
         name = page.module.url if language == "en" else f"{interface.tag(language)}/{page.module.url}"
         po = po_file(self.project.locale, language, page.module.name)
-        lost = self.lock.get(page.module.url, {})
+        ids = anchoring.Anchors()
+        for anchor in page.anchors():
+            ids.take(anchor)
+        lost = anchoring.lost(ids, self.lock.get(page.module.url, {}))
         trace = next((t for k, t in self.traces.items() if k.partition(":")[0] == page.module.name), None)
         made = asdict(trace) if trace else None
         key = _digest(
@@ -194,19 +197,16 @@ class _Builder:
 
     def _write(
         self, language: str, position: int, page: Page, links: Links, catalogue: Catalogue | None,
-        target: Path, known: dict[str, str], trace: Trace | None, titles: dict[str, tuple[str, str]],
+        target: Path, lost: dict[str, str], trace: Trace | None, titles: dict[str, tuple[str, str]],
     ) -> Entry:  # fmt: skip
         seen: list[tuple[int, str, str]] = []
-        context = Context(references=self.project.papers)
-        ids = anchoring.Anchors()
-        for anchor in page.anchors():
-            ids.take(anchor)
+        context = Context(references=self.project.papers, strict=self.project.has_settings)
         prefix = "../" * (page.module.url.count("/") + (language != "en"))
         around = Surroundings(
             resolve=links.resolver(page),
             address=links.addresser(page, seen, context),
             picture=links.picturer(page, prefix),
-            lost=anchoring.lost(ids, known),
+            lost=lost,
             trace=trace,
         )
         written = write_page(page, language, catalogue, around, context)

@@ -151,7 +151,7 @@ _FOR_TOOLS = re.compile(
 
 
 def _full_line_comments(text: str) -> Iterator[tuple[int, int]]:
-    depth, first, last = 0, 0, 0
+    depth, first, last = 0, 0, -1
     for token in tokenize.generate_tokens(io.StringIO(text, newline="\n").readline):
         if token.type == tokenize.OP:
             depth += (token.string in "([{") - (token.string in ")]}")

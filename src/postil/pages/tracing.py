@@ -41,17 +41,12 @@ class Trace:
     faults: list[Fault] = field(default_factory=list)
 
 
-_EXAMPLE = re.compile(r"^```python example([^\n]*)\n(.*?)^```", re.M | re.S)
-
-
 def example_of(page: Page) -> tuple[str, dict[str, int]] | None:
-    r"""The example of a page and the names of its sizes, or None."""
-    for section in page.intro:
-        match = _EXAMPLE.search(section.items[0].note.text)
-        if match:
-            sizes = dict(re.findall(r"(\w+)=(\d+)", match[1]))
-            return match[2], {name: int(size) for name, size in sizes.items()}
-    return None
+    r"""The code of a page's example and the names of its sizes, or None."""
+    example = page.example()
+    if example is None:
+        return None
+    return example[1], {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", example[0])}
 
 
 def run_example(project: Project, page: Page) -> Trace:

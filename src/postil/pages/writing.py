@@ -79,7 +79,7 @@ def write_page(
     `context` brings what is the same on every page of the site (papers); the rest is filled in here.
     """
     anchors, faults = Anchors(), list[Fault]()
-    for anchor in page.anchors():
+    for anchor in (*page.anchors(), *around.lost):
         anchors.take(anchor)
     path = page.source.path if page.source else page.module.path
     terms = _terms(page, path, faults)
@@ -88,10 +88,14 @@ def write_page(
     def fault(line: int, message: str) -> None:
         faults.append(Fault(path, line, message))
 
+    def warn(line: int, message: str) -> None:
+        faults.append(Fault(path, line, message, is_warning=True))
+
     # The caller keeps the context: a link notes there on which line it stands.
     context.translate = catalogue.translate if catalogue else lambda message: message
     context.resolve, context.address, context.picture = around.resolve, around.address, around.picture
-    context.anchor, context.fault, context.highlight = anchors.take, fault, highlight_sample
+    context.anchor, context.fault, context.warn = anchors.take, fault, warn
+    context.highlight = highlight_sample
     context.terms = partial(_mark, terms=terms)
     context.example = lambda: plots_html(around.trace.plots if around.trace else {}, context.translate)
     names = {name.rpartition(".")[2]: f"t{term.number}" for term in terms for name in term.names}
@@ -145,4 +149,4 @@ def _legend(terms: list[Term], words: dict[str, str]) -> str:
         (term.number, Markup(f"<math>{_marked(term)}</math>".replace("<mi >", "<mi>")), term.names)
         for term in terms
     ]
-    return TEMPLATES.get_template("terms.html").render(terms=entries, words=words)
+    return TEMPLATES.get_template("terms.html").render(terms=entries, label=words["symbols"])
