@@ -27,13 +27,10 @@ from postil.mixers.aft.log_space import (
     weighted_mean,
     weighted_mean_gradients,
 )
-from postil.mixers.aft.walk import CHUNK, TINY, Reach, chunk_rows, push
-from postil.mixers.aft.walk_back import Gradients, Outcome, pull
+from postil.mixers.aft.walk import COLUMNS, ROWS, TINY, Reach, chunk_rows, push
+from postil.mixers.aft.walk_back import Gradients, KeySide, Outcome, pull
 
 __all__ = ["Reach", "banded"]
-
-# Channels do not meet each other here. Taken some at a time, a chunk of them stays in the processor's cache.
-COLUMNS = 1024
 
 
 def banded(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach) -> Tensor:
@@ -47,7 +44,7 @@ def banded(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach) -> Tenso
 
     Cost: $T K N H E$ time; memory $T N H (E + 1)$ beyond its arguments, forward and backward.
     """
-    return _Banded.apply(q, k, v, bias, *reach)[0]
+    return _Banded.apply(q, k, v, bias, [int(x) for x in reach])[0]
 
 
 # Each row is scaled so that its largest weight is 1, that of far keys included. The scale cancels in the
@@ -59,21 +56,27 @@ def _weights(bias: Tensor, far: bool, dtype: torch.dtype) -> tuple[Tensor, Tenso
     return torch.exp(bias - top), torch.exp(-top) if far else torch.zeros_like(top)
 
 
-def _tiles(v: Tensor) -> list[slice]:
-    width = max(1, COLUMNS // (v.shape[2] * v.shape[3]))
+# Channels do not meet each other here, so they are taken some at a time.
+def _tiles(v: Tensor, rows: int) -> list[slice]:
+    width = max(1, COLUMNS * max(ROWS, rows) // (rows * v.shape[2] * v.shape[3]))
     return [slice(n, n + width) for n in range(0, v.shape[1], width)]
+
+
+def _rows(q: Tensor, bias: Tensor, reach: Reach) -> int:
+    return chunk_rows(bias.shape[2], reach, q.shape[0], q.shape[1] * q.shape[2] * q.shape[3])
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(k.dtype, torch.float32)
-    y = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
-    den = torch.ones(q.shape[:3], dtype=dtype, device=v.device)
+    y = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    den = torch.empty(q.shape[:3], dtype=dtype, device=v.device)
     if 0 in (q.numel(), k.numel()):
-        return y, den, den.new_zeros(0, *den.shape[1:])
+        return y.zero_(), den.fill_(1.0), den.new_zeros(0, *den.shape[1:])
     near, beyond = _weights(bias, reach.far, dtype)
+    rows = _rows(q, bias, reach)
     references = []
-    for n in _tiles(v):
-        references.append(push(q[:, n], k[:, n], v[:, n], near, beyond, reach, y[:, n], den[:, n]))
+    for n in _tiles(v, rows):
+        references.append(push(q[:, n], k[:, n], v[:, n], near, beyond, reach, rows, y[:, n], den[:, n]))
     if bool(den.amin() < TINY):
         _redo(q, k, v, bias, reach, y, den)
     return y, den, torch.cat([torch.stack(tile) for tile in references], dim=1)
@@ -96,7 +99,9 @@ def _redo(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach, y: Tensor
         y[at] = torch.where(_lost(den[at])[..., None], gated, y[at])
 
 
-def _redo_gradients(rows: Outcome, k: Tensor, v: Tensor, bias: Tensor, reach: Reach, into: Gradients) -> None:
+def _redo_gradients(
+    rows: Outcome, k: Tensor, v: Tensor, bias: Tensor, reach: Reach, into: Gradients, dbias: Tensor
+) -> None:
     for at, n, keys in _where(rows.den < TINY, reach, k.shape[0]):
         literal = _literal_bias(bias, reach, at, keys)
         there = (at[:, None], n[None])
@@ -107,10 +112,9 @@ def _redo_gradients(rows: Outcome, k: Tensor, v: Tensor, bias: Tensor, reach: Re
         dk, dv, dw = weighted_mean_gradients(g, some_k, some_v, literal, None, mean, log_den)
         into.k[:keys, n] += dk.to(into.k.dtype)
         into.v[:keys, n] += dv.to(into.v.dtype)
-        if into.near is not None:
-            column, inside, block = _place(bias, reach, at, keys)
-            index = (block * bias.shape[2] + at % bias.shape[2])[:, None] * bias.shape[3] + column
-            into.near.flatten(1).index_add_(1, index[inside], dw[:, inside].to(into.near.dtype))
+        column, inside, block = _place(bias, reach, at, keys)
+        index = (block * bias.shape[2] + at % bias.shape[2])[:, None] * bias.shape[3] + column
+        dbias.flatten(1).index_add_(1, index[inside], dw[:, inside].to(dbias.dtype))
 
 
 # Rows before the first real key read nothing. In a batch padded on the left these are many, and need no redo.
@@ -129,8 +133,8 @@ def _lost(den: Tensor) -> Tensor:
 
 
 def _where(tiny: Tensor, reach: Reach, keys: int) -> Iterator[tuple[Tensor, Tensor, int]]:
-    for start in range(0, tiny.shape[0], CHUNK):
-        some = tiny[start : start + CHUNK].any(2)
+    for start in range(0, tiny.shape[0], ROWS):
+        some = tiny[start : start + ROWS].any(2)
         rows, n = some.any(1).nonzero()[:, 0] + start, some.any(0).nonzero()[:, 0]
         if rows.numel():
             yield rows, n, min(keys, reach.start + int(rows[-1]) + 1) if reach.causal else keys
@@ -154,41 +158,48 @@ def _literal_bias(bias: Tensor, reach: Reach, rows: Tensor, keys: int) -> Tensor
 
 
 def _backward(
-    rows: Outcome, k: Tensor, v: Tensor, bias: Tensor, references: Tensor, reach: Reach, wants_bias: bool
+    rows: Outcome, k: Tensor, v: Tensor, bias: Tensor, references: Tensor, reach: Reach
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (rows.q, k, v))
+    into = Gradients(*(torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (rows.q, k, v)))
     near, beyond = _weights(bias, reach.far, rows.den.dtype)
     if 0 in (rows.q.numel(), k.numel()):
-        return dq, dk, dv, torch.zeros_like(bias)
-    extended = near.new_zeros(*near.shape[:3], near.shape[3] + 1)
-    for n in _tiles(v):
-        some = Gradients(dq[:, n], dk[:, n], dv[:, n], extended.flatten(1) if wants_bias else None)
-        pull(Outcome(*(x[:, n] for x in rows)), k[:, n], v[:, n], references[:, n], near, beyond, reach, some)
-    dbias = (extended[..., :-1] * near) if wants_bias else torch.zeros_like(near)
-    dbias = dbias.contiguous()
-    if bool(rows.den.amin() < TINY):
-        _redo_gradients(rows, k, v, bias, reach, Gradients(dq, dk, dv, dbias if wants_bias else None))
-    return dq, dk, dv, dbias.to(bias.dtype)
+        return into.q.zero_(), into.k.zero_(), into.v.zero_(), torch.zeros_like(bias)
+    chunk = _rows(rows.q, bias, reach)
+    side = KeySide(near, beyond, reach, rows.q.shape[0], k.shape[0], chunk)
+    # An infinite denominator takes a row out of the walk; its gradients are added afterwards.
+    tiny = bool(rows.den.amin() < TINY)
+    walked = rows._replace(den=rows.den.masked_fill(rows.den < TINY, math.inf)) if tiny else rows
+    for n in _tiles(v, chunk):
+        some, outcome = Gradients(*(x[:, n] for x in into)), Outcome(*(x[:, n] for x in walked))
+        pull(outcome, k[:, n], v[:, n], references[:, n], side, reach, some)
+    dbias = side.sorted_by_query(near) * near
+    if tiny:
+        _redo_gradients(rows, k, v, bias, reach, into, dbias)
+    return into.q, into.k, into.v, dbias.to(bias.dtype)
 
 
 # ## One differentiable function
 #
 # To the compiler and to `torch.export` the walk is one opaque operation: its loops would unroll, and its
 # check of the range depends on data.
+# Operations take lists of numbers, not tuples of our own making.
+def _reach(numbers: list[int]) -> Reach:
+    left, right, start, causal, far = numbers
+    return Reach(left, right, start, bool(causal), bool(far))
+
+
 @torch.library.custom_op("postil::aft_banded", mutates_args=())
 def _forward_op(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, left: int, right: int, start: int, causal: bool, far: bool
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, numbers: list[int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _forward(q, k, v, bias, Reach(left, right, start, causal, far))
+    return _forward(q, k, v, bias, _reach(numbers))
 
 
 @_forward_op.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor, left: int, right: int, start: int, causal: bool, far: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, numbers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(k.dtype, torch.float32)
     den = q.new_empty(q.shape[:3], dtype=dtype)
-    chunks = -(-q.shape[0] // chunk_rows(bias.shape[2], Reach(left, right, start, causal, far)))
+    chunks = -(-q.shape[0] // _rows(q, bias, _reach(numbers)))
     return q.new_empty(q.shape), den, den.new_empty(chunks, *den.shape[1:])
 
 
@@ -203,14 +214,8 @@ def _backward_op(
     den: Tensor,
     references: Tensor,
     numbers: list[int],
-    wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _backward(Outcome(g, q, y, den), k, v, bias, references, _reach(numbers), wants_bias)
-
-
-def _reach(numbers: list[int]) -> Reach:
-    left, right, start, causal, far = numbers
-    return Reach(left, right, start, bool(causal), bool(far))
+    return _backward(Outcome(g, q, y, den), k, v, bias, references, _reach(numbers))
 
 
 @_backward_op.register_fake
@@ -224,7 +229,6 @@ def _(
     den: Tensor,
     references: Tensor,
     numbers: list[int],
-    wants_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), bias.new_empty(bias.shape)
 
@@ -243,8 +247,18 @@ class _Gradients(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*arguments: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _backward_op(*arguments)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        g: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor,
+        y: Tensor,
+        den: Tensor,
+        references: Tensor,
+        numbers: list[int],
+    ) -> Any:
+        return _backward_op(g, q, k, v, bias, y, den, references, numbers)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -261,25 +275,26 @@ class _Gradients(torch.autograd.Function):
         def first(g: Tensor, *arguments: Tensor) -> Any:
             return torch.func.vjp(literal, *arguments)[1](g)
 
-        return (*torch.func.vjp(first, *ctx.saved_tensors)[1](gradients), *[None] * 5)
+        return (*torch.func.vjp(first, *ctx.saved_tensors)[1](gradients), *[None] * 4)
 
 
 class _Banded(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*arguments: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _forward_op(*arguments)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor, numbers: list[int]
+    ) -> Any:
+        return _forward_op(q, k, v, bias, numbers)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(*inputs[:4], *output)
         ctx.mark_non_differentiable(*output[1:])
-        ctx.numbers = [int(x) for x in inputs[4:]]
+        ctx.numbers = inputs[4]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         q, k, v, bias, y, den, references = ctx.saved_tensors
-        wants_bias = ctx.needs_input_grad[3]
-        found = _Gradients.apply(gradients[0], q, k, v, bias, y, den, references, ctx.numbers, wants_bias)
-        return (*found, *[None] * 5)
+        found = _Gradients.apply(gradients[0], q, k, v, bias, y, den, references, ctx.numbers)
+        return (*found, None)

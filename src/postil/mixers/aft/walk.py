@@ -1,9 +1,9 @@
 r"""Walking over time: sums that follow a sequence in chunks.
 
-The page `banded` says what is computed; this one computes it, for the channels of one tile, forward and
-backward. Queries are walked up, gradients are walked down, and both ways the same things happen: the new
-rows of a chunk join a buffer behind the rows that are still within reach, one matrix product serves the near
-pairs, and what falls out of reach joins a running sum.
+The page `banded` says what is computed; this one computes it, for the channels of one tile, and `walk_back`
+computes its gradients. Queries are walked up, gradients are walked down, and both ways the same happens: the
+new rows of a chunk join a buffer behind the rows that are still within reach, one matrix product serves the
+near pairs, and what falls out of reach joins a running sum.
 
 The shapes here are `[rows, N, H]` for keys and denominators and `[rows, N, H, E]` for values and queries:
 `H` heads with biases of their own, `N` keys in each, and `E` values that share a key.
@@ -18,17 +18,18 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "CHUNK",
+    "COLUMNS",
+    "ROWS",
     "TINY",
     "Buffer",
     "Reach",
     "after",
     "before",
     "chunk_rows",
-    "columns",
     "fill",
     "near_product",
     "push",
+    "split",
 ]
 
 # A key may exceed the reference by this much before it needs a new one: $e^{40}$ leaves room for sums over
@@ -36,7 +37,7 @@ __all__ = [
 HEADROOM = 40.0
 # Below this denominator, weights that matter may have been flushed to zero: such rows are redone elsewhere.
 TINY = 1e-25
-CHUNK = 128
+ROWS, COLUMNS = 128, 2048
 
 
 class Reach(NamedTuple):
@@ -54,9 +55,11 @@ class Reach(NamedTuple):
     far: bool
 
 
-def chunk_rows(c: int, reach: Reach) -> int:
-    r"""Rows of a chunk: whole blocks, and enough of them that only neighbouring chunks overlap."""
-    return c * -(-max(CHUNK, reach.left + reach.right) // c)
+# Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call.
+def chunk_rows(c: int, reach: Reach, length: int, width: int) -> int:
+    r"""Rows of a chunk `width` columns wide: whole blocks; enough that only neighbouring chunks overlap."""
+    rows = min(max(ROWS, ROWS * COLUMNS // max(width, 1)), 8 * ROWS, length)
+    return c * -(-max(rows, reach.left + reach.right, 1) // c)
 
 
 # ## The buffer
@@ -64,20 +67,16 @@ def chunk_rows(c: int, reach: Reach) -> int:
 # Overlapping windows of rows need no copies: they are one buffer, read with a stride of $C$ rows and a height
 # of $K$. The columns hold denominators first, then numerators, so that one product serves both.
 class Buffer:
-    r"""Rows of a chunk and of what overlaps it: denominators in the first `n` columns, then numerators."""
+    r"""Rows of a chunk and of what overlaps it.
+
+    `den` `[rows, N, H]` and `num` `[rows, N, H, E]` are views of the columns of `data` `[H, rows, N + N E]`.
+    """
 
     def __init__(self, v: Tensor, rows: int, overlap: int, dtype: torch.dtype):
-        _, self.n, heads, self.e = v.shape
-        self.data = v.new_zeros(heads, rows + overlap, self.n * (1 + self.e), dtype=dtype)
+        _, n, heads, self.e = v.shape
+        self.data = v.new_zeros(heads, rows + overlap, n * (1 + self.e), dtype=dtype)
+        self.den, self.num = split(self.data, n)
         self.rows, self.overlap = rows, overlap
-
-    def den(self, first: int, last: int) -> Tensor:
-        r"""View the denominators of some rows, `[rows, N, H]`."""
-        return self.data[:, first:last, : self.n].permute(1, 2, 0)
-
-    def num(self, first: int, last: int) -> Tensor:
-        r"""View the numerators of some rows, `[rows, N, H, E]`."""
-        return self.data[:, first:last, self.n :].unflatten(-1, (self.n, self.e)).permute(1, 2, 0, 3)
 
     def clear(self, first: int, last: int) -> None:
         r"""Set some rows to zero."""
@@ -93,9 +92,12 @@ class Buffer:
         r"""Keep the first rows as the last of the previous chunk."""
         self.data[:, self.rows :] = self.data[:, : self.overlap]
 
-    def scale(self, factor: Tensor, first: int, last: int) -> None:
-        r"""Multiply some rows by a factor for each key."""
-        self.data[:, first:last].mul_(columns(factor, self.e)[:, None])
+    def scale(self, factor: Tensor, first: int) -> Tensor:
+        r"""Multiply the `overlap` rows from `first` on by a factor of keys; return it for all columns."""
+        factor = factor.t()
+        factor = torch.cat([factor, factor.repeat_interleave(self.e, dim=1)], dim=1)
+        self.data[:, first : first + self.overlap].mul_(factor[:, None])
+        return factor
 
     def blocks(self, first: int, blocks: int, c: int) -> Tensor:
         r"""View rows as blocks, `[H, blocks, c, N + N E]`."""
@@ -108,11 +110,9 @@ class Buffer:
         return data.as_strided((blocks, height, width), (c * width, width, 1), data.storage_offset())
 
 
-# A factor for each key, `[N, H]`, laid out as the columns of a buffer, `[H, N + N E]`.
-def columns(factor: Tensor, e: int) -> Tensor:
-    r"""Repeat a factor of keys over their denominators and numerators."""
-    factor = factor.t()
-    return torch.cat([factor, factor.repeat_interleave(e, dim=1)], dim=1)
+def split(columns: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    r"""View `[H, rows, N + N E]` as denominators `[rows, N, H]` and numerators `[rows, N, H, E]`."""
+    return columns[..., :n].permute(1, 2, 0), columns[..., n:].unflatten(-1, (n, -1)).permute(1, 2, 0, 3)
 
 
 def near_product(weights: Tensor, buffer: Buffer) -> Tensor:
@@ -124,16 +124,13 @@ def near_product(weights: Tensor, buffer: Buffer) -> Tensor:
     return out
 
 
-# Biases that do not depend on time are stored for one block only.
-def _part(weights: Tensor, first: int, count: int) -> Tensor:
-    return weights.expand(-1, count, -1, -1) if weights.shape[1] == 1 else weights[:, first : first + count]
-
-
 # Sums of sums: within a chunk first, then over chunks. Added one by one, 65,536 rows would lose two of the
 # seven digits of float32.
 def before(base: Tensor, sums: Tensor) -> Tensor:
     r"""Sums over all earlier blocks, on top of `base`."""
-    return base[:, None] + torch.cat([torch.zeros_like(sums[:, :1]), sums[:, :-1].cumsum(1)], dim=1)
+    earlier = torch.zeros_like(sums)
+    torch.cumsum(sums[:, :-1], 1, out=earlier[:, 1:])
+    return earlier.add_(base[:, None])
 
 
 def after(base: Tensor, sums: Tensor) -> Tensor:
@@ -143,19 +140,19 @@ def after(base: Tensor, sums: Tensor) -> Tensor:
 
 def fill(buffer: Buffer, at: int, k: Tensor, v: Tensor, m: Tensor, *, hide: bool = False) -> None:
     r"""Write $e^{k - m}$ and $e^{k - m} v$ into the rows from `at` on."""
-    last = at + k.shape[0]
-    e = buffer.den(at, last)
+    rows = slice(at, at + k.shape[0])
+    e = buffer.den[rows]
     torch.sub(k, m, out=e)
     # Only rows before such a key are kept, so it must not overflow in the product for them.
     if hide:
         e.masked_fill_(e > HEADROOM, -math.inf)
     e.exp_()
-    torch.mul(e[..., None], v, out=buffer.num(at, last))
+    torch.mul(e[..., None], v, out=buffer.num[rows])
 
 
 def _total(k: Tensor, v: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
-    total = torch.zeros_like(columns(m, v.shape[-1]), dtype=dtype)
-    for keys, values in zip(k.split(CHUNK), v.split(CHUNK), strict=True):
+    total = torch.zeros_like(Buffer(v[:0], 1, 0, dtype).data[:, 0])
+    for keys, values in zip(k.split(ROWS), v.split(ROWS), strict=True):
         buffer = Buffer(v, keys.shape[0], 0, dtype)
         fill(buffer, 0, keys, values, m)
         total += buffer.data.sum(1)
@@ -167,47 +164,59 @@ def _total(k: Tensor, v: Tensor, m: Tensor, dtype: torch.dtype) -> Tensor:
 # The reference $m$ of a chunk is the largest key *before* it. A maximum that looked ahead would let a key
 # move the rows before it; this one leaves them their very bits, whatever comes later.
 def push(
-    q: Tensor, k: Tensor, v: Tensor, near: Tensor, beyond: Tensor, reach: Reach, y: Tensor, den: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    near: Tensor,
+    beyond: Tensor,
+    reach: Reach,
+    rows: int,
+    y: Tensor,
+    den: Tensor,
 ) -> list[Tensor]:
-    r"""Write the gated means into `y` and their denominators into `den`; return the reference of each chunk.
+    r"""Write the gated means into `y`, their denominators into `den`; return the reference of each chunk.
 
     `near` `[H, blocks, C, K]` and `beyond` `[H, blocks, C, 1]` are the weights of near keys and of far ones;
-    with one block only, they serve all.
+    with one block only, they serve all. A chunk is of `rows` rows.
     """
-    c, length, dtype = near.shape[2], q.shape[0], near.dtype
-    rows, overlap = chunk_rows(c, reach), reach.left + reach.right
-    buffer = Buffer(v, rows, overlap, dtype)
-    seen = _peak(k[: reach.start] if reach.causal else k, dtype)
+    c, length, overlap = near.shape[2], q.shape[0], reach.left + reach.right
+    buffer = Buffer(v, rows, overlap, near.dtype)
+    seen = _peak(k[: reach.start] if reach.causal else k, near.dtype)
     m = _reference(seen, k[reach.start : reach.start + rows])
     base = _open(buffer, k, v, m, reach)
     later = [] if reach.causal or not reach.far else _later(k, v, m, reach, length, c, rows)
     references = []
     for chunk, start in enumerate(range(0, length, rows)):
-        count = min(rows, length - start)
-        blocks = -(-count // c)
+        to = slice(start, min(start + rows, length))
+        blocks = -(-(to.stop - start) // c)
         first = reach.start + start + reach.right
-        new, to = slice(first, first + rows), slice(start, start + count)
-        keys, values = k[new], v[new]
-        if reach.causal:
-            m = _shrink(m, _reference(seen, keys), buffer, base)
-            seen = torch.maximum(seen, _peak(keys, dtype))
-        buffer.clear(overlap + keys.shape[0], overlap + rows)
+        keys, values = k[first : first + rows], v[first : first + rows]
         weights = _part(near, start // c, blocks), _part(beyond, start // c, blocks)
-        ahead = later[chunk] if later else None
+        buffer.clear(overlap + keys.shape[0], overlap + rows)
+        peak = m
+        if reach.causal:
+            if chunk > 0:
+                m = _lift(m, _reference(seen, keys), buffer, base)
+            peak = _peak(keys, near.dtype)
+            seen = torch.maximum(seen, peak)
         begin = None
         while True:
-            rises = _peak(keys, dtype) - m > HEADROOM
-            last = not reach.causal or not bool(rises.any())
+            last = not reach.causal or not bool((peak - m > HEADROOM).any())
             fill(buffer, overlap, keys, values, m, hide=not last)
-            out, sums = _read(buffer, *weights, base, ahead)
+            out, sums = _read(buffer, *weights, base, later[chunk] if later else None)
             _write(out, q[to], y[to], den[to], begin)
             if last:
                 break
-            begin, m = _rise(m, rises, keys, den[to], buffer, base)
+            begin, m = _rise(m, peak, keys, den[to], buffer, base)
         references.append(m)
         base = base + sums.sum(1)
         buffer.carry_up()
     return references
+
+
+# Biases that do not depend on time are stored for one block only.
+def _part(weights: Tensor, first: int, count: int) -> Tensor:
+    return weights.expand(-1, count, -1, -1) if weights.shape[1] == 1 else weights[:, first : first + count]
 
 
 def _peak(k: Tensor, dtype: torch.dtype) -> Tensor:
@@ -217,53 +226,53 @@ def _peak(k: Tensor, dtype: torch.dtype) -> Tensor:
 # Where nothing was seen yet, the first real key serves: the rows before it read nothing anyway.
 def _reference(seen: Tensor, keys: Tensor) -> Tensor:
     unseen = seen == -math.inf
-    if keys.shape[0] and bool(unseen.any()):
-        first = (keys > -math.inf).to(torch.uint8).argmax(0)
-        seen = torch.where(unseen, keys.gather(0, first[None])[0].to(seen.dtype), seen)
+    if not bool(unseen.any()):
+        return seen
+    if keys.shape[0]:
+        real = keys > -math.inf
+        first = keys[0] if bool(real[0].all()) else keys.gather(0, real.to(torch.uint8).argmax(0)[None])[0]
+        seen = torch.where(unseen, first.to(seen.dtype), seen)
     return seen.masked_fill(seen == -math.inf, 0.0)
 
 
 def _open(buffer: Buffer, k: Tensor, v: Tensor, m: Tensor, reach: Reach) -> Tensor:
     low, high = max(0, reach.start - reach.left), min(k.shape[0], reach.start + reach.right)
-    at = low - (reach.start - reach.left)
     if high > low:
-        fill(buffer, at, k[low:high], v[low:high], m)
-    return _total(k[:low] if reach.far else k[:0], v[:low] if reach.far else v[:0], m, buffer.data.dtype)
+        fill(buffer, low - (reach.start - reach.left), k[low:high], v[low:high], m)
+    low = low if reach.far else 0
+    return _total(k[:low], v[:low], m, buffer.data.dtype)
 
 
 # What lies beyond the right end of each chunk's buffer, gathered from the end.
 def _later(k: Tensor, v: Tensor, m: Tensor, reach: Reach, length: int, c: int, rows: int) -> list[Tensor]:
-    starts = range(0, length, rows)
-    edges = [reach.start + reach.right + min(s + rows, -(-length // c) * c) for s in starts]
-    sums = []
-    total, high = torch.zeros_like(columns(m, v.shape[-1])), k.shape[0]
-    for edge in reversed(edges):
-        low = min(edge, high)
-        total = total + _total(k[low:high], v[low:high], m, m.dtype)
-        sums.append(total)
+    ends = [min(start + rows, c * -(-length // c)) for start in range(0, length, rows)]
+    sums, high = [_total(k[:0], v[:0], m, m.dtype)], k.shape[0]
+    for end in reversed(ends):
+        low = min(reach.start + reach.right + end, high)
+        sums.append(sums[-1] + _total(k[low:high], v[low:high], m, m.dtype))
         high = low
-    return sums[::-1]
+    return sums[:0:-1]
 
 
-def _shrink(old: Tensor, new: Tensor, buffer: Buffer, base: Tensor) -> Tensor:
-    factor = torch.exp((old - new).clamp_max(0.0))
-    buffer.scale(factor, 0, buffer.overlap)
-    base.mul_(columns(factor, buffer.e))
+# All sums shrink when their reference is lifted.
+def _lift(old: Tensor, new: Tensor, buffer: Buffer, base: Tensor) -> Tensor:
+    base.mul_(buffer.scale(torch.exp((old - new).clamp_max(0.0)), 0))
     return new
 
 
 # A key far above the reference splits its channel: the rows before it are done, those from it on are computed
 # again with the key itself as reference. It is in their past, so this too is hidden from earlier rows.
 def _rise(
-    m: Tensor, rises: Tensor, keys: Tensor, den: Tensor, buffer: Buffer, base: Tensor
+    m: Tensor, peak: Tensor, keys: Tensor, den: Tensor, buffer: Buffer, base: Tensor
 ) -> tuple[Tensor, Tensor]:
+    rises = peak - m > HEADROOM
     first = (keys - m > HEADROOM).to(torch.uint8).argmax(0)
     raised = torch.where(rises, keys.gather(0, first[None])[0].to(m.dtype), m)
     # What a rising reference flushes is marked: the mean is good, its gradients must be redone.
     fine = den >= TINY
     den.mul_(torch.exp(m - raised))
     den.masked_fill_((fine & (den < TINY)) | (den < 0), -1.0)
-    return torch.where(rises, first, den.shape[0]), _shrink(m, raised, buffer, base)
+    return torch.where(rises, first, den.shape[0]), _lift(m, raised, buffer, base)
 
 
 def _read(
@@ -280,13 +289,13 @@ def _read(
 
 
 def _write(out: Tensor, q: Tensor, y: Tensor, den: Tensor, begin: Tensor | None) -> None:
-    count, n, _, e = q.shape
-    below = out[:, :count, :n].permute(1, 2, 0)
-    above = out[:, :count, n:].unflatten(-1, (n, e)).permute(1, 2, 0, 3)
-    gated = torch.div(above, below[..., None]).mul_(torch.sigmoid(q))
-    if begin is not None:
-        again = torch.arange(count, device=q.device)[:, None, None] >= begin
-        below = torch.where(again, below, den)
-        gated = torch.where(again[..., None], gated, y)
-    den.copy_(below)
-    y.copy_(gated)
+    count, n, _, _ = q.shape
+    below, above = (x[:count] for x in split(out, n))
+    gated = torch.sigmoid(q.to(out.dtype)).mul_(above)
+    if begin is None:
+        den.copy_(below)
+        torch.div(gated, below[..., None], out=y)
+        return
+    again = torch.arange(count, device=q.device)[:, None, None] >= begin
+    y.copy_(torch.where(again[..., None], gated.div_(below[..., None]), y))
+    den.copy_(torch.where(again, below, den))

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from postil.mixers.aft.walk import TINY, Buffer, Reach, after, before, chunk_rows, columns, fill, near_product
+from postil.mixers.aft.walk import Buffer, Reach, after, before, fill, near_product, split
 
-__all__ = ["Gradients", "Outcome", "pull"]
+__all__ = ["Gradients", "KeySide", "Outcome", "pull"]
 
 
 class Outcome(NamedTuple):
@@ -32,141 +32,149 @@ class Outcome(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    r"""Where the gradients go: three are written, that of the near weights is added to (if wanted)."""
+    r"""Where the gradients of queries, keys and values are written."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    near: Tensor | None
-
-
-def pull(
-    rows: Outcome,
-    k: Tensor,
-    v: Tensor,
-    references: Tensor,
-    near: Tensor,
-    beyond: Tensor,
-    reach: Reach,
-    into: Gradients,
-) -> None:
-    r"""Compute the gradients of `push` from its results and its `references`, one a chunk of queries."""
-    c, length, overlap = near.shape[2], rows.q.shape[0], reach.left + reach.right
-    height = chunk_rows(c, reach)
-    side = _KeySide(near, beyond, reach, length)
-    buffer = Buffer(v, height, overlap, near.dtype)
-    base = torch.zeros_like(buffer.data[:, 0])
-    stop = length if reach.causal else max(length, k.shape[0] - reach.start)
-    chunks = range(-reach.start // height, -(-stop // height))
-    earlier = None if reach.causal or not reach.far else _earlier(rows, side, buffer, chunks)
-    m = references[-1]
-    for chunk in reversed(chunks):
-        first = chunk * height - reach.right
-        if chunk == chunks[-1]:
-            _fill_rows(buffer, height, rows, first + height, overlap, into.q)
-        else:
-            buffer.carry_down()
-        old, m = m, references[min(max(chunk, 0), len(references) - 1)]
-        if reach.causal:
-            factor = torch.exp(m - old)
-            buffer.scale(factor, height, height + overlap)
-            base *= columns(factor, v.shape[-1])
-        _fill_rows(buffer, 0, rows, first, height, into.q)
-        weights, index = side.near(chunk * height // c, height // c)
-        tail = side.sums(buffer, overlap, first + overlap)
-        far = after(base, tail)
-        if earlier is not None:
-            far += before(earlier[chunk - chunks[0]], side.sums(buffer, 0, first))
-        out = near_product(weights, buffer).add_(far[:, :, None]).flatten(1, 2)
-        base = base + tail.sum(1)
-        at = reach.start + chunk * height
-        keys = slice(min(max(0, at), k.shape[0]), min(max(0, at + height), k.shape[0]))
-        source = Buffer(v, height, 0, near.dtype)
-        fill(source, keys.start - at, k[keys], v[keys], m)
-        _write_keys(source, out, keys.start - at, v[keys], into.k[keys], into.v[keys])
-        if into.near is not None:
-            side.add_near(into.near, index, source, buffer)
-
-
-def _write_keys(source: Buffer, out: Tensor, at: int, v: Tensor, dk: Tensor, dv: Tensor) -> None:
-    count, n, _, e = v.shape
-    den = out[:, at : at + count, :n].permute(1, 2, 0)
-    num = out[:, at : at + count, n:].unflatten(-1, (n, e)).permute(1, 2, 0, 3)
-    weight = source.den(at, at + count)
-    dv.copy_(weight[..., None] * num)
-    dk.copy_((num * v).sum(-1).add_(den).mul_(weight))
-
-
-# Rows whose denominator left the range of the fast form are redone in log space; here they count nothing.
-def _fill_rows(buffer: Buffer, at: int, rows: Outcome, first: int, count: int, dq: Tensor | None) -> None:
-    low, high = min(max(0, first), rows.q.shape[0]), min(max(0, first + count), rows.q.shape[0])
-    buffer.clear(at, at + count)
-    if high == low:
-        return
-    g, q, y, den = (x[low:high].to(buffer.data.dtype) for x in rows)
-    at += low - first
-    gate = torch.sigmoid(q)
-    inverse = den.reciprocal().masked_fill_(den < TINY, 0.0)
-    flow = g * y
-    torch.mul(flow.sum(-1), inverse, out=buffer.den(at, at + high - low)).neg_()
-    torch.mul(g * gate, inverse[..., None], out=buffer.num(at, at + high - low))
-    if dq is not None:
-        dq[low:high] = flow.mul_(1.0 - gate)
 
 
 # ## The key's side of the weights
 #
 # Forward, a block of queries lists the keys it reads. Backward, a block of keys needs the queries that read
 # it: the same numbers in another order. Query $r$ of that list lies `shift` blocks later than the keys, and
-# the order is the same for every block but for this shift, so one table of indices serves them all.
-class _KeySide:
-    def __init__(self, near: Tensor, beyond: Tensor, reach: Reach, length: int):
-        self.heads, self.count, self.c, k = near.shape
-        self.flat = torch.cat([near, beyond], dim=3).flatten(1)
-        blocks = -(-length // self.c)
-        self.beyond = beyond.expand(-1, blocks, -1, -1).reshape(self.heads, blocks * self.c)
-        query = torch.arange(k, device=near.device) - reach.right
-        self.shift = query.div(self.c, rounding_mode="floor")
-        column = torch.arange(self.c, device=near.device)[:, None] - self.shift * self.c + reach.left
+# the order is the same for every block but for this shift, so one small table of indices serves them all.
+class KeySide:
+    r"""The weights of `walk`, sorted by keys, and a place of the same shape for their gradients.
+
+    `near` is `[H, blocks, C, K]`, for the blocks of keys from `first` on; or one block that serves all.
+    """
+
+    def __init__(self, near: Tensor, beyond: Tensor, reach: Reach, length: int, keys: int, rows: int):
+        heads, self.count, self.c, k = near.shape
+        self.rows = rows
+        stop = length if reach.causal else max(length, keys - reach.start)
+        self.chunks = range(-reach.start // rows, -(-stop // rows))
+        self.first = self.chunks.start * rows // self.c
+        blocks = len(self.chunks) * rows // self.c
+        self.index = self._index(reach, 1 if self.count == 1 else blocks, k, near.device)
+        self.near = torch.cat([near, beyond], dim=3).flatten(1)[:, self.index].expand(-1, blocks, -1, -1)
+        self.gradient = torch.zeros(self.near.shape, dtype=near.dtype, device=near.device)
+        # Queries that do not exist weigh nothing.
+        self.margin = reach.right - self.chunks.start * rows
+        self.beyond = near.new_zeros(heads, self.margin + self.chunks.stop * rows + reach.left)
+        each = beyond.expand(-1, -(-length // self.c), -1, -1).reshape(heads, -1)[:, :length]
+        self.beyond[:, self.margin : self.margin + length] = each
+
+    def _index(self, reach: Reach, blocks: int, k: int, device: torch.device) -> Tensor:
+        query = torch.arange(k, device=device) - reach.right
+        shift = query.div(self.c, rounding_mode="floor")
+        column = torch.arange(self.c, device=device)[:, None] - shift * self.c + reach.left
         column = column.where((column >= 0) & (column < k), k)
-        self.within = (query - self.shift * self.c) * (k + 1) + column
-        self.block_size = self.c * (k + 1)
-        self.right = reach.right
+        within = (query - shift * self.c) * (k + 1) + column
+        block = torch.arange(self.first, self.first + blocks, device=device)[:, None, None] + shift
+        return block.clamp(0, self.count - 1) * (self.c * (k + 1)) + within
 
-    def near(self, first: int, blocks: int) -> tuple[Tensor, Tensor]:
-        r"""Weights `[H, blocks, C, K]` of the keys of some blocks, and where they stand in `flat`."""
-        block = torch.arange(first, first + (1 if self.count == 1 else blocks), device=self.shift.device)
-        block = (block[:, None, None] + self.shift).clamp(0, self.count - 1)
-        index = block * self.block_size + self.within
-        return self.flat[:, index].expand(-1, blocks, -1, -1), index
+    # A query that lists a pair as far passes its gradient on through the sums; here it is dropped.
+    def sorted_by_query(self, near: Tensor) -> Tensor:
+        r"""Give the gradient of the near weights in the order of `near`."""
+        heads, _, c, k = near.shape
+        gradient = self.gradient.sum(1, keepdim=True) if self.count == 1 else self.gradient
+        flat = near.new_zeros(heads, self.count * c * (k + 1))
+        flat.index_add_(1, self.index.flatten(), gradient.flatten(1))
+        return flat.view(heads, -1, c, k + 1)[..., :k]
 
-    def sums(self, buffer: Buffer, at: int, first: int) -> Tensor:
+    def sums(self, buffer: Buffer, at: int, query: int) -> Tensor:
         r"""Sum rows of a buffer by blocks, each with its weight as a reader of far keys."""
         blocks = buffer.rows // self.c
-        weights = buffer.data.new_zeros(self.heads, buffer.rows)
-        low, high = (min(max(0, t), self.beyond.shape[1]) for t in (first, first + buffer.rows))
-        weights[:, low - first : high - first] = self.beyond[:, low:high]
-        weights = weights.view(self.heads, blocks, 1, self.c)
-        rows = buffer.blocks(at, blocks, self.c)
-        return torch.cat([torch.bmm(w, x).transpose(0, 1) for w, x in zip(weights, rows, strict=True)])
-
-    def add_near(self, into: Tensor, index: Tensor, source: Buffer, buffer: Buffer) -> None:
-        r"""Add the gradients of the near weights, products of key rows and query rows, where they stand."""
-        blocks, height = buffer.rows // self.c, self.within.shape[1]
-        for head in range(self.heads):
-            queries = buffer.windows(head, blocks, self.c, height).transpose(1, 2)
-            product = torch.bmm(source.blocks(0, blocks, self.c)[head], queries)
-            if self.count == 1:
-                product = product.sum(0, keepdim=True)
-            into[head].index_add_(0, index.flatten(), product.flatten())
+        weights = self.beyond[:, self.margin + query : self.margin + query + buffer.rows]
+        weights, rows = weights.view(-1, blocks, 1, self.c), buffer.blocks(at, blocks, self.c)
+        return torch.stack([torch.bmm(w, x)[:, 0] for w, x in zip(weights, rows, strict=True)])
 
 
-def _earlier(rows: Outcome, side: _KeySide, buffer: Buffer, chunks: range) -> list[Tensor]:
+# ## Down: from queries to keys
+def pull(
+    rows: Outcome, k: Tensor, v: Tensor, references: Tensor, side: KeySide, reach: Reach, into: Gradients
+) -> None:
+    r"""Compute the gradients of `push` from its results and its `references`, one a chunk of queries.
+
+    Those of queries, keys and values are written `into` place, those of the near weights added to `side`.
+    """
+    height, overlap, c = side.rows, reach.left + reach.right, side.c
+    blocks = height // c
+    buffer = Buffer(v, height, overlap, side.near.dtype)
+    source = Buffer(v, height, 0, side.near.dtype)
+    base = torch.zeros_like(buffer.data[:, 0])
+    earlier = None if reach.causal or not reach.far else _earlier(rows, side, buffer, reach)
+    # Keys that come after every query are read by none.
+    unread = reach.start + side.chunks.stop * height
+    into.k[unread:], into.v[unread:] = 0.0, 0.0
+    m = references[-1]
+    for chunk in reversed(side.chunks):
+        query, at = chunk * height - reach.right, reach.start + chunk * height
+        if chunk == side.chunks[-1]:
+            _fill_rows(buffer, height, rows, query + height, overlap, into.q)
+        else:
+            buffer.carry_down()
+        old, m = m, references[min(max(chunk, 0), len(references) - 1)]
+        if reach.causal:
+            base *= buffer.scale(torch.exp(m - old), height)
+        _fill_rows(buffer, 0, rows, query, height, into.q)
+        tail = side.sums(buffer, overlap, query + overlap)
+        far = after(base, tail)
+        if earlier is not None:
+            far += before(earlier[chunk - side.chunks[0]], side.sums(buffer, 0, query))
+        first = chunk * blocks - side.first
+        out = near_product(side.near[:, first : first + blocks], buffer).add_(far[:, :, None]).flatten(1, 2)
+        base = base + tail.sum(1)
+        keys = slice(min(max(0, at), k.shape[0]), min(max(0, at + height), k.shape[0]))
+        _fill_source(source, keys.start - at, k[keys], v[keys], m)
+        _write_keys(source, out, keys.start - at, v[keys], into.k[keys], into.v[keys])
+        for head, gradient in enumerate(side.gradient[:, first : first + blocks]):
+            queries = buffer.windows(head, blocks, c, side.near.shape[3]).transpose(1, 2)
+            gradient.baddbmm_(source.blocks(0, blocks, c)[head], queries)
+
+
+def _fill_source(source: Buffer, at: int, k: Tensor, v: Tensor, m: Tensor) -> None:
+    source.clear(0, at)
+    source.clear(at + k.shape[0], source.rows)
+    fill(source, at, k, v, m)
+
+
+def _write_keys(source: Buffer, out: Tensor, at: int, v: Tensor, dk: Tensor, dv: Tensor) -> None:
+    rows = slice(at, at + v.shape[0])
+    den, num = (x[rows] for x in split(out, v.shape[1]))
+    weight = source.den[rows]
+    torch.mul(weight[..., None], num, out=dv)
+    torch.mul(_sum_last(num.mul_(v)).add_(den), weight, out=dk)
+
+
+def _sum_last(x: Tensor) -> Tensor:
+    return x[..., 0] if x.shape[-1] == 1 else x.sum(-1)
+
+
+def _fill_rows(buffer: Buffer, at: int, rows: Outcome, query: int, count: int, dq: Tensor | None) -> None:
+    low, high = (min(max(0, t), rows.q.shape[0]) for t in (query, query + count))
+    if high <= low:
+        buffer.clear(at, at + count)
+        return
+    buffer.clear(at, at + low - query)
+    buffer.clear(at + high - query, at + count)
+    g, q, y, den = (x[low:high].to(buffer.data.dtype) for x in rows)
+    place = slice(at + low - query, at + high - query)
+    gate, flow = torch.sigmoid(q), g * y
+    if dq is not None:
+        torch.addcmul(flow, flow, gate, value=-1.0, out=dq[low:high])
+    torch.div(_sum_last(flow), den, out=buffer.den[place]).neg_()
+    torch.mul(g, gate, out=buffer.num[place]).div_(den[..., None])
+
+
+def _earlier(rows: Outcome, side: KeySide, buffer: Buffer, reach: Reach) -> list[Tensor]:
     total = torch.zeros_like(buffer.data[:, 0])
     sums = []
-    for chunk in chunks:
+    for chunk in side.chunks:
         sums.append(total)
-        first = chunk * buffer.rows - side.right
-        _fill_rows(buffer, 0, rows, first, buffer.rows, None)
-        total = total + side.sums(buffer, 0, first).sum(1)
+        query = chunk * buffer.rows - reach.right
+        _fill_rows(buffer, 0, rows, query, buffer.rows, None)
+        total = total + side.sums(buffer, 0, query).sum(1)
     return sums
