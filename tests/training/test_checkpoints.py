@@ -209,7 +209,7 @@ def test_what_we_did_not_make_is_never_removed(tmp_path):
 @pytest.mark.case("BC056")
 def test_leftovers_of_dead_processes_go_and_foreign_files_stay(tmp_path):
     code = (
-        "import sys, pathlib; from postil.training import durable\n"
+        "import sys, pathlib; from postil import durable\n"
         "p = pathlib.Path(sys.argv[1])\n"
         "durable.temporary_beside(p / 'step-00000001').mkdir()\n"
         "(durable.temporary_beside(p / 'run.json')).write_text('half')\n"

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from postil.training import checkpoints, durable
+from postil import durable
+from postil.training import checkpoints
 from postil.training.lock import Lock, Locked
 from postil.training.run_directory import RunDirectory, RunDirectoryError
 
@@ -40,7 +41,7 @@ def test_a_second_run_is_refused_unless_asked_for(tmp_path, trace):
     (tmp_path / "notes.txt").write_text("mine")
     before = sorted(path.name for path in tmp_path.rglob("*"))
     with pytest.raises(
-        RunDirectoryError, match=r"holds a run already .*; ask to resume it, to overwrite it, or"
+        RunDirectoryError, match=r"holds a run already .*; go on with --resume auto, remove it with --overwrite, or"
     ):
         RunDirectory.open(tmp_path)
     RunDirectory.open(tmp_path, resume=True).close()

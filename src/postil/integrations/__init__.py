@@ -1,0 +1,1 @@
+r"""Bridges to libraries that people already use; each optional."""

@@ -1,0 +1,1 @@
+r"""Mixers, one equation a file."""

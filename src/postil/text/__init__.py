@@ -14,7 +14,7 @@ The pages, in the order in which a text passes through them: `reading`, `downloa
 
 from postil.text.corpora import CORPORA, Corpus, default_corpus, load_corpus, read_text
 from postil.text.reading import TextError, clean_text
-from postil.text.storage import cache_folder, safe_name, safe_path
+from postil.text.storage import cache_folder
 from postil.text.token_files import (
     Tokens,
     count_tokens,
@@ -59,8 +59,6 @@ __all__ = [
     "measure",
     "open_tokens",
     "read_text",
-    "safe_name",
-    "safe_path",
     "sequential_windows",
     "shuffled_windows",
     "split",

@@ -115,9 +115,9 @@ def default_corpus(*, data_dir: str | Path | None = None, patience: float = 5.0)
         path, origin = _locate("tiny-shakespeare", data_dir, patience=patience)
     except Unreachable:
         note = (
-            f"tiny-shakespeare is not at hand and did not arrive within {patience:g} s: this is python-docs, the "
-            "language reference inside Python. Its figures compare with nothing else; --text tiny-shakespeare "
-            "tells what is missing"
+            f"tiny-shakespeare is not at hand and did not arrive within {patience:g} s: this is python-docs, "
+            "the language reference inside Python. Its figures compare with nothing else; "
+            "--text tiny-shakespeare tells what is missing"
         )
         return replace(_python_docs(), note=note)
     return _from_files("tiny-shakespeare", origin, (path,))

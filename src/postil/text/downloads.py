@@ -17,8 +17,9 @@ from urllib.parse import urljoin
 
 import pooch
 
+from postil import durable
 from postil.text.reading import CHUNK, TextError
-from postil.text.storage import atomic_file, safe_path
+from postil.text.storage import atomic_file
 
 __all__ = ["SOURCES", "Source", "Unreachable", "fetch", "is_intact"]
 
@@ -120,7 +121,7 @@ def fetch(name: str, folder: Path, *, patience: float | None = None) -> tuple[Pa
 
 
 def _fetch(name: str, source: Source, folder: Path) -> tuple[Path, str]:
-    target = safe_path(folder, name, "corpus name") / source.file
+    target = durable.inside(folder, name, "corpus name") / source.file
     if target.exists():
         if is_intact(target, source):
             return target, "cache"

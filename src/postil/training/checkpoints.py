@@ -30,7 +30,8 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from postil.training import durable, tensor_files
+from postil import durable
+from postil.training import tensor_files
 from postil.training.manifest import METADATA, CheckpointError, Manifest, read_manifest, write_manifest
 
 __all__ = [

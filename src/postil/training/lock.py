@@ -14,7 +14,7 @@ import time
 import weakref
 from pathlib import Path
 
-from postil.training import durable
+from postil import durable
 
 try:
     import fcntl

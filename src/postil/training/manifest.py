@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from postil.training import durable
+from postil import durable
 
 __all__ = ["FORMAT", "MANIFEST", "METADATA", "CheckpointError", "Manifest", "read_manifest", "write_manifest"]
 

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from postil.training import checkpoints, durable
+from postil import durable
+from postil.training import checkpoints
 from postil.training.lock import Lock, Locked
 
 __all__ = ["RunDirectory", "RunDirectoryError"]
@@ -92,7 +93,7 @@ class RunDirectory:
         if found and not (resume or overwrite):
             raise RunDirectoryError(
                 f"{self.path}: holds a run already ({found[0]}); "
-                "ask to resume it, to overwrite it, or choose another directory"
+                "go on with --resume auto, remove it with --overwrite, or choose another --out"
             )
         # What cannot be written is found out now, not at the first checkpoint in an hour's time.
         for directory in (self.path, self.checkpoints):
