@@ -10,7 +10,11 @@ install_import_hook("postil", "shape_check.check")
 
 import pytest
 import torch
+from hypothesis import settings
 
+# A busy machine is no fault of the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 torch.set_num_threads(1)
 
 

@@ -97,7 +97,7 @@ def attention(
     terms by $e^{-m}$ cancels in the quotient. With a window, each block of queries meets only its keys.
 
     Source: [dao2022], Algorithm 1. Deviation: with dropout PyTorch's CPU kernel stores the weights.
-    Cost: $T S D$ time, or $T\,\mathrm{window}\,D$; $T D$ memory, plus $T S$ booleans for padding or dense masks.
+    Cost: $T S D$ time, or $T\,\mathrm{window}\,D$; $T D$ memory, and $T S$ booleans for other masks.
     """
     mask = mask.reduced(q.shape[0], k.shape[0])
     check_mask(mask, q.shape[0], k.shape[0], q.shape[1])
@@ -271,7 +271,7 @@ class MultiHeadAttention(CausalMixer):
         r"""Attend from every query to the keys that `mask` allows.
 
         Raises:
-            ValueError: lengths, batches or widths of the three do not fit together, or the mask does not fit them.
+            ValueError: lengths, batches or widths do not fit together, or the mask does not fit them.
             TypeError: the mask is neither boolean nor integer.
         """
         return self.output(
@@ -358,7 +358,7 @@ class MultiHeadAttention(CausalMixer):
         keys, values = state.keys[state.live], state.values[state.live]
         mask = Mask(causal=True, window=mask.window, offset=keys.shape[0] - x.shape[0])
         y = self.output(self._read(q, keys, values, mask).flatten(-2))
-        # A key that has left the window will never be read again; its row is given up at the next reallocation.
+        # A key that has left the window is never read again; the next reallocation gives up its row.
         if self.window is not None:
             state = state._replace(start=max(state.start, state.stop - self.window + 1))
         return y, state
