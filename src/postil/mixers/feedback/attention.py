@@ -30,10 +30,7 @@ from torch.nn import functional as F
 
 from postil.mixer import check_probability, check_sizes
 
-__all__ = ["POSITIONS", "FeedbackAttention", "feedback_attention_reference", "reachable"]
-
-POSITIONS = 4096
-"""Distances that have table rows of their own."""
+__all__ = ["FeedbackAttention", "feedback_attention_reference", "reachable"]
 
 
 # The last row of a table belongs to distance 1, the row before it to distance 2. A memory that grows in front
@@ -93,7 +90,7 @@ class FeedbackAttention(nn.Module):
     r"""Attention of one position to the memory, Eq. (1).
 
     With `is_kv_precomputed` it owns no projections of key and value: all layers then share keys and values,
-    which somebody else computes.
+    which somebody else computes. `positions` is the number of distances told apart.
 
     Source: [fan2020], Section 3.2; relative positions: [dai2019], Section 3.3. Deviation: $U_r$ is learned
     itself, not projected from sinusoids.
@@ -103,10 +100,16 @@ class FeedbackAttention(nn.Module):
     """
 
     def __init__(
-        self, heads: int, d_model: int, dropout_prob: float = 0.1, *, is_kv_precomputed: bool = False
+        self,
+        heads: int,
+        d_model: int,
+        dropout_prob: float = 0.1,
+        *,
+        is_kv_precomputed: bool = False,
+        positions: int = 4096,
     ):
         super().__init__()
-        check_sizes(heads=heads, d_model=d_model)
+        check_sizes(heads=heads, d_model=d_model, positions=positions)
         check_probability(dropout_prob=dropout_prob)
         if d_model % heads:
             raise ValueError(
@@ -120,8 +123,8 @@ class FeedbackAttention(nn.Module):
         self.value = None if is_kv_precomputed else Heads(d_model, heads, bias=True)
         self.output = nn.Linear(d_model, d_model)
         self.dropout = nn.Dropout(dropout_prob)
-        self.key_pos_embeddings = nn.Parameter(torch.zeros(POSITIONS, heads, self.d_k))
-        self.key_pos_bias = nn.Parameter(torch.zeros(POSITIONS, heads))
+        self.key_pos_embeddings = nn.Parameter(torch.zeros(positions, heads, self.d_k))
+        self.key_pos_bias = nn.Parameter(torch.zeros(positions, heads))
         self.query_pos_bias = nn.Parameter(torch.zeros(heads, self.d_k))
 
     def reset_parameters(self) -> None:

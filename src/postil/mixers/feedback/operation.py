@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from postil.mixers.feedback import backward, plain
+from postil.mixers.feedback import plain
+from postil.mixers.feedback.backward import backward
 from postil.mixers.feedback.recurrence import (
     FeedbackWeights,
     FoldedWeights,
@@ -50,31 +51,46 @@ def feedback_transformer(
     Cost: $L (12 D^2 + S D)$ multiplications a position and three times that with backward;
     $T B L (4 D + d_{ff} + H S)$ numbers are kept for backward.
     """
-    folded = fold(weights)
     precise = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
-    folded = [w.to(precise) for w in folded]
-    groups, heads, width = weights.key_value.shape[0], *weights.query_pos_bias.shape[1:]
+    if x.dtype != precise:
+        weights = FeedbackWeights(*(None if w is None else w.to(precise) for w in weights))
+        memory = None if memory is None else (memory[0].to(precise), memory[1].to(precise))
+        noise = None if noise is None else Noise(*(n.to(precise) for n in noise))
+    # Nothing at all, or one position with nothing to read, is no recurrence.
+    if x.numel() == 0 or (x.shape[0] == 1 and memory is None):
+        compute = feedback_transformer_reference
+    else:
+        compute = _recurrence
+    y, (keys, values) = compute(x.to(precise), weights, memory, allowed, window, noise)
+    return y.to(x.dtype), (keys.to(x.dtype), values.to(x.dtype))
+
+
+def _recurrence(
+    x: Tensor,
+    weights: FeedbackWeights,
+    memory: Memory | None,
+    allowed: Tensor | None,
+    window: int | None,
+    noise: Noise | None,
+) -> tuple[Tensor, Memory]:
     if memory is None:
-        empty = x.new_empty(0, x.shape[1], groups, heads, width)
+        empty = x.new_empty(0, x.shape[1], weights.key_value.shape[0], *weights.query_pos_bias.shape[1:])
         memory = empty, empty
+    reach = memory[0].shape[0] + x.shape[0]
     # Inside, the heads come first and time runs along the rows of a matrix.
-    keys, values = (rows.to(precise).permute(2, 3, 1, 0, 4) for rows in memory)
-    reach = keys.shape[3] + x.shape[0]
     y, keys, values = Recurrence.apply(
-        x.to(precise),
-        keys,
-        values,
+        x,
+        memory[0].permute(2, 3, 1, 0, 4),
+        memory[1].permute(2, 3, 1, 0, 4),
         allowed,
         reach if window is None else min(window, reach),
         weights.memory_gain is not None,
-        *folded,
-        *(n.to(precise) for n in noise or ()),
+        *fold(weights),
+        *(noise or ()),
     )[:3]
-    if weights.final_gain is not None and weights.final_shift is not None:
-        gain, shift = weights.final_gain.to(precise), weights.final_shift.to(precise)
-        y = F.layer_norm(y, y.shape[-1:], gain, shift)
-    keys, values = (rows.permute(3, 2, 0, 1, 4).to(x.dtype) for rows in (keys, values))
-    return y.to(x.dtype), (keys, values)
+    if weights.final_gain is not None:
+        y = F.layer_norm(y, y.shape[-1:], weights.final_gain, weights.final_shift)
+    return y, (keys.permute(3, 2, 0, 1, 4), values.permute(3, 2, 0, 1, 4))
 
 
 FOLDED = len(FoldedWeights._fields)
@@ -83,78 +99,51 @@ FOLDED = len(FoldedWeights._fields)
 # ## Two opaque operations
 #
 # A tracer that looked inside would unroll $T \times L$ steps. Registered as operations, forward and backward
-# are one node each, whose output shapes are all it needs to know.
-@torch.library.custom_op("postil::feedback_forward", mutates_args=())
-def _forward(
-    x: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    allowed: Tensor | None,
-    window: int,
-    norm_memory: bool,
-    weights: list[Tensor],
-    noise: list[Tensor],
-) -> list[Tensor]:
-    # Autocast would round the products inside to half precision, sums and all.
+# are one node each, and the shapes of their results are all it needs to know.
+PROBLEM = (
+    "Tensor x, Tensor keys, Tensor values, Tensor? allowed, int window, bool norm_memory, "
+    "Tensor[] weights, Tensor[] noise"
+)
+
+
+def _problem(x: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> plain.Problem:
+    allowed, window, norm_memory, weights, noise = rest
+    return plain.Problem(x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory)
+
+
+# Autocast would round the products inside to half precision, sums and all. It is kept out.
+@torch.library.custom_op("postil::feedback_forward", mutates_args=(), schema=f"({PROBLEM}) -> Tensor[]")
+def _forward(x: Tensor, *operands: Any) -> list[Tensor]:
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        problem = plain.Problem(x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory)
-        y, keys, values, tape = plain.forward(problem)
+        y, keys, values, tape = plain.forward(_problem(x, *operands))
         return [y, keys, values, *tape]
 
 
 @_forward.register_fake
-def _(
-    x: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    allowed: Tensor | None,
-    window: int,
-    norm_memory: bool,
-    weights: list[Tensor],
-    noise: list[Tensor],
-) -> list[Tensor]:
-    problem = plain.Problem(x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory)
+def _(x: Tensor, keys: Tensor, values: Tensor, *operands: Any) -> list[Tensor]:
     groups, heads, batch, count, width = keys.shape
     memory = [x.new_empty(groups, heads, batch, count + x.shape[0], width) for _ in range(2)]
-    return [torch.empty_like(x), *memory, *plain.blank_tape(problem)]
+    return [torch.empty_like(x), *memory, *plain.blank_tape(_problem(x, keys, values, *operands))]
 
 
-@torch.library.custom_op("postil::feedback_backward", mutates_args=())
-def _backward(
-    grads: list[Tensor],
-    x: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    allowed: Tensor | None,
-    window: int,
-    norm_memory: bool,
-    weights: list[Tensor],
-    noise: list[Tensor],
-    results: list[Tensor],
-) -> list[Tensor]:
+@torch.library.custom_op(
+    "postil::feedback_backward",
+    mutates_args=(),
+    schema=f"(Tensor[] grads, Tensor[] results, {PROBLEM}) -> Tensor[]",
+)
+def _backward(grads: list[Tensor], results: list[Tensor], x: Tensor, *operands: Any) -> list[Tensor]:
+    outputs, keys, values, *tape = results
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        problem = plain.Problem(x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory)
-        outputs, all_keys, all_values, *tape = results
-        dx, dk, dv, dw = backward.backward(
-            problem, plain.Tape(*tape), outputs, (all_keys, all_values), grads[0], (grads[1], grads[2])
+        dx, dk, dv, dw = backward(
+            _problem(x, *operands), plain.Tape(*tape), outputs, (keys, values), grads[0], (grads[1], grads[2])
         )
         return [dx, dk.contiguous(), dv.contiguous(), *dw]
 
 
 @_backward.register_fake
-def _(
-    grads: list[Tensor],
-    x: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    allowed: Tensor | None,
-    window: int,
-    norm_memory: bool,
-    weights: list[Tensor],
-    noise: list[Tensor],
-    results: list[Tensor],
-) -> list[Tensor]:
-    return [t.new_empty(t.shape) for t in (x, keys, values, *weights)]
+def _(grads: list[Tensor], results: list[Tensor], *operands: Any) -> list[Tensor]:
+    problem = _problem(*operands)
+    return [t.new_empty(t.shape) for t in (problem.x, problem.keys, problem.values, *problem.weights)]
 
 
 class Recurrence(torch.autograd.Function):
@@ -192,7 +181,7 @@ class Recurrence(torch.autograd.Function):
             given = _literal_gradients(grads[:3], (x, keys, values), operands, allowed, *rules)
         else:
             weights, noise = operands[:FOLDED], operands[FOLDED:]
-            given = _backward(list(grads[:3]), x, keys, values, allowed, *rules, weights, noise, results)
+            given = _backward(list(grads[:3]), results, x, keys, values, allowed, *rules, weights, noise)
         return *given[:3], None, None, None, *given[3:], *[None] * (ctx.count - FOLDED)
 
     # One problem of the batch after the other: `vmap` is for convenience here, not for speed.

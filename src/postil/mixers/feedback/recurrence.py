@@ -41,12 +41,12 @@ __all__ = [
     "unfold",
 ]
 
-Memory: TypeAlias = tuple[Float[Tensor, "S B G H E"], Float[Tensor, "S B G H E"]]
+Memory: TypeAlias = tuple[Float[Tensor, "_ B G H E"], Float[Tensor, "_ B G H E"]]
 """Keys and values of all memory vectors, oldest first. `G` is 1 where all layers share them, else `L`."""
 
 
 class FeedbackWeights(NamedTuple):
-    r"""All parameters, those of the layers stacked along their first axis.
+    r"""All parameters, those of the layers stacked along their first axis; $N = L + 1$ and $C = 2 D$.
 
     The position tables hold distances $R, \dots, 1$, where $R$ is the farthest that this call can reach.
     `memory_gain` and `memory_shift` normalise the memory vectors, `final_gain` and `final_shift` the
@@ -67,9 +67,9 @@ class FeedbackWeights(NamedTuple):
     layer1_bias: Float[Tensor, "L F"]
     layer2: Float[Tensor, "L D F"]
     layer2_bias: Float[Tensor, "L D"]
-    mixing: Float[Tensor, "L+1"]
-    key_value: Float[Tensor, "G 2*D D"]
-    key_value_bias: Float[Tensor, "G 2*D"]
+    mixing: Float[Tensor, "N"]
+    key_value: Float[Tensor, "G C D"]
+    key_value_bias: Float[Tensor, "G C"]
     memory_gain: Float[Tensor, "D"] | None
     memory_shift: Float[Tensor, "D"] | None
     final_gain: Float[Tensor, "D"] | None
@@ -181,7 +181,7 @@ def _stacked(rows: list[Tensor], x: Tensor, w: FeedbackWeights) -> Tensor:
 class FoldedWeights(NamedTuple):
     r"""The same model with fewer parts: layer norms without gain and shift, one product a score.
 
-    The position tables have the heads in front, `[L, H, R, E]` and `[L, H, R]`.
+    The position tables have the heads in front. $N = L + 1$ and $C = 2 D$, as above.
     """
 
     query: Float[Tensor, "L D D"]
@@ -194,9 +194,9 @@ class FoldedWeights(NamedTuple):
     layer1_bias: Float[Tensor, "L F"]
     layer2: Float[Tensor, "L D F"]
     layer2_bias: Float[Tensor, "L D"]
-    mixing: Float[Tensor, "L+1"]
-    key_value: Float[Tensor, "G 2*D D"]
-    key_value_bias: Float[Tensor, "G 2*D"]
+    mixing: Float[Tensor, "N"]
+    key_value: Float[Tensor, "G C D"]
+    key_value_bias: Float[Tensor, "G C"]
 
 
 # Folding is ordinary differentiable code, so nobody has to derive its gradient by hand. It costs some passes

@@ -113,7 +113,7 @@ class _Backbone(nn.Module):
         self.norm_memory = nn.LayerNorm(layer.d_model) if norm_memory else None
 
     # ## Where keys and values come from
-    def key_value(self) -> tuple[Float[Tensor, "G 2*D D"], Float[Tensor, "G 2*D"]]:
+    def key_value(self) -> tuple[Float[Tensor, "G C D"], Float[Tensor, "G C"]]:
         r"""Give the projections of a memory vector to keys and values, and their biases."""
         raise NotImplementedError
 
@@ -125,7 +125,7 @@ class _Backbone(nn.Module):
             if module is not self and hasattr(module, "reset_parameters"):
                 module.reset_parameters()  # type: ignore[operator]
 
-    def mixing(self) -> Float[Tensor, "L+1"]:
+    def mixing(self) -> Float[Tensor, "N"]:
         r"""Give the weight of each layer in a memory vector, the input first.
 
         Source: [fan2020], Eq. 5; mean and top layer: Section 5.
