@@ -17,7 +17,7 @@ once.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,12 +26,13 @@ from torch import Tensor, nn
 
 from postil.masks import Mask, MaskLike, dense_mask
 from postil.mixer import check_sizes
-from postil.mixers.aft.banded import Reach, banded
 from postil.mixers.aft.full import aft_full_reference
+from postil.mixers.aft.gated_mean import Reach, gated_mean
 from postil.mixers.aft.layer import AFTLayer, check_length, hide_keys
 from postil.mixers.aft.log_space import log_space_mean
+from postil.mixers.aft.sums import WindowState
 
-__all__ = ["AFTLocal", "LocalState", "aft_local", "aft_local_reference"]
+__all__ = ["AFTLocal", "aft_local", "aft_local_reference", "local_bias", "skew"]
 
 
 # ## The equation, literally
@@ -116,7 +117,7 @@ def _local(
         blocks = blocks.masked_fill(c > r[:, None] + side, -math.inf)
     # Channels do not know of each other: batch and width are one axis of columns, each with a key of its own.
     q4, k3, v4 = q.flatten(1)[..., None, None], k.flatten(1)[..., None], v.flatten(1)[..., None, None]
-    return banded(q4, k3, v4, blocks[None], reach).view(q.shape)
+    return gated_mean(q4, k3, v4, blocks[None], reach).view(q.shape)
 
 
 # A block of $C$ queries multiplies $C + \mathrm{window} - 1$ keys where each query needs only `window`. Small
@@ -134,49 +135,6 @@ def skew(band: Float[Tensor, "T W"], c: int, fill: float) -> Float[Tensor, "bloc
     band = F.pad(band, (0, 0, 0, blocks * c - rows)).view(blocks, c, width)
     padded = F.pad(band, (0, c), value=fill).flatten(1)
     return padded[:, : c * (width + c - 1)].view(blocks, c, width + c - 1)
-
-
-# ## The state
-#
-# To go on from position $t$, near keys are needed one by one, since their biases differ for every query to
-# come; far ones only as three sums. Near keys are kept as they are, not as exponentials: so a step can take
-# the maximum over exactly what it reads.
-class LocalState(NamedTuple):
-    r"""The last `window - 1` keys and values, and sums over all before: $2 \cdot \mathrm{window} + 1$ rows.
-
-    `peak` is the largest far key; `den` and `num` are $\sum e^{k - \mathrm{peak}}$ and the same with values,
-    in float64, for they grow as long as the text. Missing keys are $-\infty$.
-    """
-
-    keys: Float[Tensor, "near B D"]
-    values: Float[Tensor, "near B D"]
-    peak: Float[Tensor, "B D"]
-    den: Float[Tensor, "B D"]
-    num: Float[Tensor, "B D"]
-    position: int
-
-
-def empty_state(k: Float[Tensor, "T B D"], window: int) -> LocalState:
-    r"""State before the first token, for keys like `k`."""
-    near = k.new_zeros(window - 1, *k.shape[1:])
-    far = k.new_zeros(k.shape[1:], dtype=torch.float64)
-    return LocalState(near - math.inf, near, far - math.inf, far, far, 0)
-
-
-# A key that leaves the window joins the sums. Their maximum grows with it, and the sums shrink to fit.
-def extend(state: LocalState, k: Float[Tensor, "T B D"], v: Float[Tensor, "T B D"]) -> LocalState:
-    r"""State after more keys and values; the state given stays as it is."""
-    keys, values = torch.cat([state.keys, k]), torch.cat([state.values, v])
-    gone, near = k.shape[0], state.keys.shape[0]
-    if gone == 0:
-        return state
-    old_keys, old_values = keys[:gone].double(), values[:gone].double()
-    peak = torch.maximum(state.peak, old_keys.amax(0))
-    base = peak.masked_fill(peak == -math.inf, 0.0)
-    weights, shrink = torch.exp(old_keys - base), torch.exp(state.peak - base)
-    den = shrink * state.den + weights.sum(0)
-    num = shrink * state.num + (weights * old_values).sum(0)
-    return LocalState(keys[gone : gone + near], values[gone:], peak, den, num, state.position + gone)
 
 
 # ## The module
@@ -228,47 +186,34 @@ class AFTLocal(AFTLayer):
         r"""Compute `aft_local`."""
         return aft_local(*operands)
 
-    # For a chunk that continues a text, everything far before it is one key: its exponential is the
-    # denominator's sum, its value their mean. So the chunk is computed like any other.
+    # ## Decoding
+    #
+    # The state keeps `window - 1` keys and values and the sums of all before, see the page `sums`.
     def prefill(
-        self, x: Float[Tensor, "T B D"], state: LocalState | None = None
-    ) -> tuple[Float[Tensor, "T B D"], LocalState]:
+        self, x: Float[Tensor, "T B D"], state: WindowState | None = None
+    ) -> tuple[Float[Tensor, "T B D"], WindowState]:
         r"""Mix a chunk causally after what `state` remembers.
 
-        Cost: $T\,\mathrm{window}\,B D$ time; the state has the same size at any length.
+        Cost: $T\,\mathrm{window}\,B D$ time; the state holds about $2 \cdot \mathrm{window}\,B D$ numbers.
         """
         q, k, v, band, _ = self.operands(query=x, key=x, value=x, mask=Mask(causal=True))
-        if state is None:
-            return self.output(_local(q, k, v, band[: q.shape[0]], 0, causal=True)), extend(
-                empty_state(k, self.local_window_size), k, v
-            )
-        check_length(state.position + q.shape[0], self.seq_len, "the text")
-        past = state.den.log() + state.peak, state.num / state.den.masked_fill(state.den == 0, 1.0)
-        wide = torch.promote_types(k.dtype, torch.float32)
-        keys = torch.cat([past[0].to(wide)[None], state.keys, k])
-        values = torch.cat([past[1].to(wide)[None], state.values, v])
-        band = band[state.position : state.position + q.shape[0]]
-        y = _local(q, keys, values, band, self.local_window_size, causal=True)
-        return self.output(y), extend(state, k, v)
+        near = self.local_window_size - 1
+        state = WindowState.empty(k, v, near) if state is None else state
+        end = state.position + x.shape[0]
+        check_length(end, self.seq_len, "the text")
+        y = _local(q, *state.prepend(k, v), band[state.position : end], near + 1, causal=True)
+        return self.output(y), state.extend(k, v, near)
 
     def step(
-        self, x_t: Float[Tensor, "B D"], state: LocalState | None = None
-    ) -> tuple[Float[Tensor, "B D"], LocalState]:
-        r"""Mix one position: equation (1), term by term.
-
-        Cost: $\mathrm{window}\,B D$ time at any length of the text.
-        """
+        self, x_t: Float[Tensor, "B D"], state: WindowState | None = None
+    ) -> tuple[Float[Tensor, "B D"], WindowState]:
+        r"""Mix one position. Cost: $\mathrm{window}\,B D$ time, however long the text."""
         q, k, v = self.query(x_t), self.key(x_t), self.value(x_t)
-        state = empty_state(k[None], self.local_window_size) if state is None else state
+        near = self.local_window_size - 1
+        state = WindowState.empty(k[None], v[None], near) if state is None else state
         check_length(state.position + 1, self.seq_len, "the text")
-        biases = self.pos_bias[state.position, : self.local_window_size].double()
-        logits = torch.cat([state.keys, k[None]]) + biases[:, None, None]
-        top = torch.maximum(logits.amax(0), state.peak)
-        near, far = torch.exp(logits - top), torch.exp(state.peak - top)
-        values = torch.cat([state.values, v[None]])
-        mean = ((near * values).sum(0) + far * state.num) / (near.sum(0) + far * state.den)
-        y = torch.sigmoid(q) * mean.to(q.dtype)
-        return self.output(y), extend(state, k[None], v[None])
+        mean = state.read(k, v, self.pos_bias[state.position, : near + 1, None, None])
+        return self.output(torch.sigmoid(q) * mean.to(q.dtype)), state.extend(k[None], v[None], near)
 
 
 # ## Older checkpoints

@@ -96,7 +96,12 @@ def weighted_mean_gradients(
 #
 # The loops above are hidden from the compiler as one operation: traced, they would unroll into one piece of
 # graph for each block of rows.
-@torch.library.custom_op("postil::aft_log_space", mutates_args=())
+# The signature is written out: wrappers such as the shape checks of the tests hide the annotations.
+@torch.library.custom_op(
+    "postil::aft_log_space",
+    mutates_args=(),
+    schema="(Tensor k, Tensor v, Tensor bias, Tensor? mask) -> (Tensor, Tensor)",
+)
 def _forward_op(k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return weighted_mean(k, v, bias, mask)
 
@@ -107,7 +112,12 @@ def _(k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, 
     return v.new_empty(rows, *v.shape[1:]), k.new_empty(rows, *k.shape[1:])
 
 
-@torch.library.custom_op("postil::aft_log_space_backward", mutates_args=())
+@torch.library.custom_op(
+    "postil::aft_log_space_backward",
+    mutates_args=(),
+    schema="(Tensor g, Tensor k, Tensor v, Tensor bias, Tensor? mask, Tensor mean, Tensor log_den)"
+    " -> (Tensor, Tensor, Tensor)",
+)
 def _backward_op(
     g: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor | None, mean: Tensor, log_den: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,9 +1,9 @@
 r"""Walking over time: sums that follow a sequence in chunks.
 
-The page `banded` says what is computed; this one computes it, for the channels of one tile, and `walk_back`
-computes its gradients. Queries are walked up, gradients are walked down, and both ways the same happens: the
-new rows of a chunk join a buffer behind the rows that are still within reach, one matrix product serves the
-near pairs, and what falls out of reach joins a running sum.
+The page `gated_mean` says what is computed; this one computes it, for the channels of one tile, and
+`walk_back` computes its gradients. Queries are walked up, gradients are walked down, and both ways the same
+happens: the new rows of a chunk join a buffer behind the rows that are still within reach, one matrix product
+serves the near pairs, and what falls out of reach joins a running sum.
 
 The shapes here are `[rows, N, H]` for keys and denominators and `[rows, N, H, E]` for values and queries:
 `H` heads with biases of their own, `N` keys in each, and `E` values that share a key.
@@ -19,6 +19,7 @@ from torch import Tensor
 
 __all__ = [
     "COLUMNS",
+    "HEADROOM",
     "ROWS",
     "TINY",
     "Buffer",
@@ -28,13 +29,17 @@ __all__ = [
     "chunk_rows",
     "fill",
     "near_product",
+    "peak_of",
     "push",
+    "reference",
+    "rise",
     "split",
+    "write",
 ]
 
-# A key may exceed the reference by this much before it needs a new one: $e^{40}$ leaves room for sums over
-# millions of rows in float32.
-HEADROOM = 40.0
+# A key may exceed the reference by this much before it needs a new one. It leaves room for sums over millions
+# of rows, and for the quotients of the backward pass.
+HEADROOM = 20.0
 # Below this denominator, weights that matter may have been flushed to zero: such rows are redone elsewhere.
 TINY = 1e-25
 ROWS, COLUMNS = 128, 2048
@@ -46,6 +51,7 @@ class Reach(NamedTuple):
     Query `t` stands at the position of key `start + t`. A block of $C$ queries meets the keys from `left`
     before its first query to `right` after its last one, $K = \mathrm{left} + C + \mathrm{right}$. Keys
     outside of these are read with bias 0 if `far` is true (only the past ones if `causal`), else not at all.
+    With `pairs` true there are no blocks: the biases are a matrix of all queries and keys.
     """
 
     left: int
@@ -53,6 +59,7 @@ class Reach(NamedTuple):
     start: int
     causal: bool
     far: bool
+    pairs: bool = False
 
 
 # Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call.
@@ -181,8 +188,8 @@ def push(
     """
     c, length, overlap = near.shape[2], q.shape[0], reach.left + reach.right
     buffer = Buffer(v, rows, overlap, near.dtype)
-    seen = _peak(k[: reach.start] if reach.causal else k, near.dtype)
-    m = _reference(seen, k[reach.start : reach.start + rows])
+    seen = peak_of(k[: reach.start] if reach.causal else k, near.dtype)
+    m = reference(seen, k[reach.start : reach.start + rows])
     base = _open(buffer, k, v, m, reach)
     later = [] if reach.causal or not reach.far else _later(k, v, m, reach, length, c, rows)
     references = []
@@ -196,18 +203,19 @@ def push(
         peak = m
         if reach.causal:
             if chunk > 0:
-                m = _lift(m, _reference(seen, keys), buffer, base)
-            peak = _peak(keys, near.dtype)
+                m = _lift(m, reference(seen, keys), buffer, base)
+            peak = peak_of(keys, near.dtype)
             seen = torch.maximum(seen, peak)
         begin = None
         while True:
             last = not reach.causal or not bool((peak - m > HEADROOM).any())
             fill(buffer, overlap, keys, values, m, hide=not last)
             out, sums = _read(buffer, *weights, base, later[chunk] if later else None)
-            _write(out, q[to], y[to], den[to], begin)
+            write(out, q[to], y[to], den[to], begin)
             if last:
                 break
-            begin, m = _rise(m, peak, keys, den[to], buffer, base)
+            begin, raised = rise(m, peak, keys, den[to])
+            m = _lift(m, raised, buffer, base)
         references.append(m)
         base = base + sums.sum(1)
         buffer.carry_up()
@@ -219,12 +227,14 @@ def _part(weights: Tensor, first: int, count: int) -> Tensor:
     return weights.expand(-1, count, -1, -1) if weights.shape[1] == 1 else weights[:, first : first + count]
 
 
-def _peak(k: Tensor, dtype: torch.dtype) -> Tensor:
+def peak_of(k: Tensor, dtype: torch.dtype) -> Tensor:
+    r"""Give the largest key of each column, $-\infty$ if there is none."""
     return k.amax(0).to(dtype) if k.shape[0] else k.new_full(k.shape[1:], -math.inf, dtype=dtype)
 
 
 # Where nothing was seen yet, the first real key serves: the rows before it read nothing anyway.
-def _reference(seen: Tensor, keys: Tensor) -> Tensor:
+def reference(seen: Tensor, keys: Tensor) -> Tensor:
+    r"""Give a finite reference: the largest key `seen`, else the first of the chunk's own `keys`."""
     unseen = seen == -math.inf
     if not bool(unseen.any()):
         return seen
@@ -262,9 +272,8 @@ def _lift(old: Tensor, new: Tensor, buffer: Buffer, base: Tensor) -> Tensor:
 
 # A key far above the reference splits its channel: the rows before it are done, those from it on are computed
 # again with the key itself as reference. It is in their past, so this too is hidden from earlier rows.
-def _rise(
-    m: Tensor, peak: Tensor, keys: Tensor, den: Tensor, buffer: Buffer, base: Tensor
-) -> tuple[Tensor, Tensor]:
+def rise(m: Tensor, peak: Tensor, keys: Tensor, den: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Raise the references that a key exceeds: return the rows to begin again at, and the new references."""
     rises = peak - m > HEADROOM
     first = (keys - m > HEADROOM).to(torch.uint8).argmax(0)
     raised = torch.where(rises, keys.gather(0, first[None])[0].to(m.dtype), m)
@@ -272,7 +281,7 @@ def _rise(
     fine = den >= TINY
     den.mul_(torch.exp(m - raised))
     den.masked_fill_((fine & (den < TINY)) | (den < 0), -1.0)
-    return torch.where(rises, first, den.shape[0]), _lift(m, raised, buffer, base)
+    return torch.where(rises, first, den.shape[0]), raised
 
 
 def _read(
@@ -288,7 +297,8 @@ def _read(
     return out.flatten(1, 2), sums
 
 
-def _write(out: Tensor, q: Tensor, y: Tensor, den: Tensor, begin: Tensor | None) -> None:
+def write(out: Tensor, q: Tensor, y: Tensor, den: Tensor, begin: Tensor | None) -> None:
+    r"""Write means times gates, and denominators; only the rows from `begin` on, if given."""
     count, n, _, _ = q.shape
     below, above = (x[:count] for x in split(out, n))
     gated = torch.sigmoid(q.to(out.dtype)).mul_(above)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from postil.mixers.aft.walk import Buffer, Reach, after, before, fill, near_product, split
 
-__all__ = ["Gradients", "KeySide", "Outcome", "pull"]
+__all__ = ["Gradients", "KeySide", "Outcome", "fill_rows", "pull", "write_keys"]
 
 
 class Outcome(NamedTuple):
@@ -94,7 +94,7 @@ class KeySide:
 
 # ## Down: from queries to keys
 def pull(
-    rows: Outcome, k: Tensor, v: Tensor, references: Tensor, side: KeySide, reach: Reach, into: Gradients
+    rows: Outcome, k: Tensor, v: Tensor, references: Tensor, into: Gradients, side: KeySide, reach: Reach
 ) -> None:
     r"""Compute the gradients of `push` from its results and its `references`, one a chunk of queries.
 
@@ -113,13 +113,13 @@ def pull(
     for chunk in reversed(side.chunks):
         query, at = chunk * height - reach.right, reach.start + chunk * height
         if chunk == side.chunks[-1]:
-            _fill_rows(buffer, height, rows, query + height, overlap, into.q)
+            fill_rows(buffer, height, rows, query + height, overlap, into.q)
         else:
             buffer.carry_down()
         old, m = m, references[min(max(chunk, 0), len(references) - 1)]
         if reach.causal:
             base *= buffer.scale(torch.exp(m - old), height)
-        _fill_rows(buffer, 0, rows, query, height, into.q)
+        fill_rows(buffer, 0, rows, query, height, into.q)
         tail = side.sums(buffer, overlap, query + overlap)
         far = after(base, tail)
         if earlier is not None:
@@ -129,7 +129,7 @@ def pull(
         base = base + tail.sum(1)
         keys = slice(min(max(0, at), k.shape[0]), min(max(0, at + height), k.shape[0]))
         _fill_source(source, keys.start - at, k[keys], v[keys], m)
-        _write_keys(source, out, keys.start - at, v[keys], into.k[keys], into.v[keys])
+        write_keys(source, out, keys.start - at, v[keys], into.k[keys], into.v[keys])
         for head, gradient in enumerate(side.gradient[:, first : first + blocks]):
             queries = buffer.windows(head, blocks, c, side.near.shape[3]).transpose(1, 2)
             gradient.baddbmm_(source.blocks(0, blocks, c)[head], queries)
@@ -141,7 +141,8 @@ def _fill_source(source: Buffer, at: int, k: Tensor, v: Tensor, m: Tensor) -> No
     fill(source, at, k, v, m)
 
 
-def _write_keys(source: Buffer, out: Tensor, at: int, v: Tensor, dk: Tensor, dv: Tensor) -> None:
+def write_keys(source: Buffer, out: Tensor, at: int, v: Tensor, dk: Tensor, dv: Tensor) -> None:
+    r"""Write the gradients of keys and values: what their readers sent back, times their own weights."""
     rows = slice(at, at + v.shape[0])
     den, num = (x[rows] for x in split(out, v.shape[1]))
     weight = source.den[rows]
@@ -153,7 +154,8 @@ def _sum_last(x: Tensor) -> Tensor:
     return x[..., 0] if x.shape[-1] == 1 else x.sum(-1)
 
 
-def _fill_rows(buffer: Buffer, at: int, rows: Outcome, query: int, count: int, dq: Tensor | None) -> None:
+def fill_rows(buffer: Buffer, at: int, rows: Outcome, query: int, count: int, dq: Tensor | None) -> None:
+    r"""Write $\partial D$ and $\partial N$ of some queries into a buffer, and the queries' own gradients."""
     low, high = (min(max(0, t), rows.q.shape[0]) for t in (query, query + count))
     if high <= low:
         buffer.clear(at, at + count)
@@ -175,6 +177,6 @@ def _earlier(rows: Outcome, side: KeySide, buffer: Buffer, reach: Reach) -> list
     for chunk in side.chunks:
         sums.append(total)
         query = chunk * buffer.rows - reach.right
-        _fill_rows(buffer, 0, rows, query, buffer.rows, None)
+        fill_rows(buffer, 0, rows, query, buffer.rows, None)
         total = total + side.sums(buffer, 0, query).sum(1)
     return sums
