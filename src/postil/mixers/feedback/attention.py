@@ -152,11 +152,11 @@ class FeedbackAttention(nn.Module):
         self,
         *,
         query: Float[Tensor, "B D"],
-        key: Float[Tensor, "S B D"] | Float[Tensor, "S B H E"],
-        value: Float[Tensor, "S B D"] | Float[Tensor, "S B H E"],
-        mask: Bool[Tensor, "S #B"] | None = None,
+        key: Float[Tensor, "_ _ *width"],
+        value: Float[Tensor, "_ _ *width"],
+        mask: Bool[Tensor, "_ _"] | None = None,
     ) -> Float[Tensor, "B D"]:
-        r"""Read the memory; `mask` is true where a memory may be read.
+        r"""Read the memory `[S, B, D]`; `mask` `[S, B]` is true where a memory may be read.
 
         Keys and values that already have heads, `[S, B, H, E]`, are taken as they are.
 

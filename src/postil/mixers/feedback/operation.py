@@ -53,7 +53,9 @@ def feedback_transformer(
     """
     precise = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
     if x.dtype != precise:
-        weights = FeedbackWeights(*(None if w is None else w.to(precise) for w in weights))
+        weights = weights._replace(
+            **{name: w.to(precise) for name, w in weights._asdict().items() if w is not None}
+        )
         memory = None if memory is None else (memory[0].to(precise), memory[1].to(precise))
         noise = None if noise is None else Noise(*(n.to(precise) for n in noise))
     # Nothing at all, or one position with nothing to read, is no recurrence.
@@ -61,7 +63,9 @@ def feedback_transformer(
         compute = feedback_transformer_reference
     else:
         compute = _recurrence
-    y, (keys, values) = compute(x.to(precise), weights, memory, allowed, window, noise)
+    # Autocast would round the products, of the weights as well, to half precision. It is kept out.
+    with torch.autocast(x.device.type, enabled=False):
+        y, (keys, values) = compute(x.to(precise), weights, memory, allowed, window, noise)
     return y.to(x.dtype), (keys.to(x.dtype), values.to(x.dtype))
 
 
@@ -111,7 +115,7 @@ def _problem(x: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> plain.Probl
     return plain.Problem(x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory)
 
 
-# Autocast would round the products inside to half precision, sums and all. It is kept out.
+# Backward may run under an autocast that forward was kept from.
 @torch.library.custom_op("postil::feedback_forward", mutates_args=(), schema=f"({PROBLEM}) -> Tensor[]")
 def _forward(x: Tensor, *operands: Any) -> list[Tensor]:
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):

@@ -12,7 +12,7 @@ smaller than that of an ordinary transformer.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,10 +28,7 @@ from postil.mixers.feedback.recurrence import FeedbackWeights, Memory, Noise
 from postil.transformer.feed_forward import FeedForward
 from postil.transformer.layers import clone_layers
 
-__all__ = ["Combination", "FeedbackTransformer", "FeedbackTransformerKV", "FeedbackTransformerLayer"]
-
-Combination: TypeAlias = Literal["softmax", "mean", "top"]
-"""How layers make a memory: a learned mixture, the mean of all, or the top layer alone."""
+__all__ = ["FeedbackTransformer", "FeedbackTransformerKV", "FeedbackTransformerLayer"]
 
 
 class FeedbackTransformerLayer(nn.Module):
@@ -96,7 +93,7 @@ class _Backbone(nn.Module):
         layer: FeedbackTransformerLayer,
         n_layers: int,
         window: int | None,
-        combine: Combination,
+        combine: str,
         norm_memory: bool,
     ):
         super().__init__()
@@ -321,8 +318,8 @@ class _Backbone(nn.Module):
 class FeedbackTransformer(_Backbone):
     r"""The original: every layer projects the memory to keys and values of its own.
 
-    `window` limits attention to that many memories. `combine` says how layers make a memory, `norm_memory`
-    normalises it.
+    `window` limits attention to that many memories. `combine` says how layers make a memory: "softmax" is a
+    learned mixture, "mean" an even one, "top" the last layer alone. `norm_memory` normalises it.
 
     Source: [fan2020], Section 3. Deviation: pre-norm, as the layer.
     Cost: $L (14 D^2 + S D)$ multiplications a position; decoding remembers $2 L D$ numbers a position.
@@ -337,7 +334,7 @@ class FeedbackTransformer(_Backbone):
         n_layers: int,
         *,
         window: int | None = None,
-        combine: Combination = "softmax",
+        combine: str = "softmax",
         norm_memory: bool = False,
     ):
         super().__init__(layer, n_layers, window, combine, norm_memory)
@@ -375,7 +372,7 @@ class FeedbackTransformerKV(_Backbone):
         heads: int,
         *,
         window: int | None = None,
-        combine: Combination = "softmax",
+        combine: str = "softmax",
         norm_memory: bool = False,
     ):
         if (d_model, heads) != (layer.d_model, layer.attn.heads):
