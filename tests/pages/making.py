@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from textwrap import dedent
 
-from postil.pages.prose import Context, render
 from postil.pages.notes import Note
 from postil.pages.project import Project, open_project
+from postil.pages.prose import Context, render
 from postil.pages.reading import Page, read_page
 from postil.pages.source import Row, Source, parse, split
 

@@ -5,7 +5,9 @@ import pytest
 from postil.pages.mathematics import MathError, set_formula
 
 
-@pytest.mark.parametrize("tex", ["", " ", r"\frac{a", r"\nosuch x", "a_b_c", r"x \tag{1} \tag{2}", r"\href{javascript:x}{y}"])
+@pytest.mark.parametrize(
+    "tex", ["", " ", r"\frac{a", r"\nosuch x", "a_b_c", r"x \tag{1} \tag{2}", r"\href{javascript:x}{y}"]
+)
 def test_bad_tex_is_loud(tex):
     with pytest.raises(MathError):
         set_formula(tex, True)

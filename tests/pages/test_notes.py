@@ -42,7 +42,12 @@ def test_indentation_goes_and_keeps_what_is_relative():
 
 
 def test_sections_keep_their_lines():
-    found = sections(Note("Prose.\n\nRaises:\n    ValueError: one\n        more.\n    KeyError: two.\n\nSource: [a1], Eq. 2", 10))
+    found = sections(
+        Note(
+            "Prose.\n\nRaises:\n    ValueError: one\n        more.\n    KeyError: two.\n\nSource: [a1], Eq. 2",
+            10,
+        )
+    )
     assert [(s.label, [(i.term, i.note.text, i.note.line) for i in s.items]) for s in found] == [
         ("", [("", "Prose.\n", 10)]),
         ("Raises", [("ValueError", "one\nmore.", 13), ("KeyError", "two.", 15)]),
@@ -57,7 +62,9 @@ def test_labels_on_one_line_are_parted():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["A Note: this is prose.", "One line\nNote: in a paragraph.", "```\nRaises:\n    x: y\n```"])
+@pytest.mark.parametrize(
+    "text", ["A Note: this is prose.", "One line\nNote: in a paragraph.", "```\nRaises:\n    x: y\n```"]
+)
 def test_what_only_looks_like_a_label_is_prose(text):
     assert [s.label for s in sections(Note(text, 1))] == [""]
 

@@ -49,13 +49,22 @@ def test_raw_html_is_text(payload):
 )  # fmt: skip
 def test_other_schemes_are_no_links(url):
     assert not is_safe_link(url)
-    for markdown in (f"[text]({url})", f"[text](<{url}>)", f"<{url}>", f"[text][r]\n\n[r]: {url}", f"![x]({url})"):
+    for markdown in (
+        f"[text]({url})",
+        f"[text](<{url}>)",
+        f"<{url}>",
+        f"[text][r]\n\n[r]: {url}",
+        f"![x]({url})",
+    ):
         rendered, _ = html_of(markdown)
         assert not re.search(r'(href|src)="(?!https?:|mailto:|#|%5C)', rendered), rendered
 
 
 @pytest.mark.case("BC128")
-@pytest.mark.parametrize("url", ["https://a.example/b?c=d", "http://a.example", "mailto:a@b.example", "other.py#x", "../a.py", "#here"])
+@pytest.mark.parametrize(
+    "url",
+    ["https://a.example/b?c=d", "http://a.example", "mailto:a@b.example", "other.py#x", "../a.py", "#here"],
+)
 def test_ordinary_links_are_links(url):
     assert is_safe_link(url)
     assert f'href="{url}"' in html_of(f"[text]({url})")[0]
@@ -80,13 +89,17 @@ def test_a_tagged_equation_can_be_linked():
 
 
 def test_a_paper_is_cited_by_its_key():
-    rendered, _ = html_of("As in [a2017], Eq. 1.", references={"a2017": Reference("https://p.example", "A <title>", "A 2017")})
+    rendered, _ = html_of(
+        "As in [a2017], Eq. 1.", references={"a2017": Reference("https://p.example", "A <title>", "A 2017")}
+    )
     assert '<a href="https://p.example" title="A &lt;title&gt;">A 2017</a>, Eq. 1.' in rendered
 
 
 def test_an_untranslated_block_is_marked_as_english():
     known = {"One.": "壱。", "cell": "欄"}
-    rendered, _ = html_of("One.\n\nTwo.\n\n- Three.\n\n| cell | head |\n|---|---|\n| a1 | cell |", translate=known.get)
+    rendered, _ = html_of(
+        "One.\n\nTwo.\n\n- Three.\n\n| cell | head |\n|---|---|\n| a1 | cell |", translate=known.get
+    )
     assert "<p>壱。</p>" in rendered
     assert '<p lang="en" class="untranslated">Two.</p>' in rendered
     assert '<li lang="en" class="untranslated">Three.</li>' in rendered
@@ -94,8 +107,17 @@ def test_an_untranslated_block_is_marked_as_english():
 
 
 def test_messages_are_blocks_and_keep_their_lines():
-    note = Note("# Head\n\nOne\ntwo `x`.\n\n- Item.\n\n| a cell | $x$ |\n|---|---|\n| `y` | other |\n\n```\ncode\n```\n\n$$x$$", 5)
-    assert list(messages(note)) == [("Head", 5), ("One two `x`.", 7), ("Item.", 10), ("a cell", 12), ("other", 14)]
+    note = Note(
+        "# Head\n\nOne\ntwo `x`.\n\n- Item.\n\n| a cell | $x$ |\n|---|---|\n| `y` | other |\n\n```\ncode\n```\n\n$$x$$",
+        5,
+    )
+    assert list(messages(note)) == [
+        ("Head", 5),
+        ("One two `x`.", 7),
+        ("Item.", 10),
+        ("a cell", 12),
+        ("other", 14),
+    ]
 
 
 def test_plain_text_is_in_the_language():
@@ -117,6 +139,9 @@ def test_a_picture_from_elsewhere_is_a_link():
     assert "<img" not in html_of("![a](https://x.example/a.png)")[0]
 
 
-@pytest.mark.parametrize("text", ["[" * 5000 + "](x)" * 5000, "*" * 5000 + "a", "`" * 5000, "> " * 2000 + "a", "$" * 5001, "| a " * 3000])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 5000 + "](x)" * 5000, "*" * 5000 + "a", "`" * 5000, "> " * 2000 + "a", "$" * 5001, "| a " * 3000],
+)
 def test_odd_markdown_ends(text):
     html_of(text)

@@ -50,14 +50,21 @@ def test_every_file_has_a_page_of_its_own(tmp_path):
     assert next(m.url for m in project.modules if m.path == "__init__.py") == "index.html"
     build_site(project, tmp_path / "site")
     for module in project.modules:
-        assert f"Page of {module.path}".replace("__init__", "__init__") in (tmp_path / "site" / module.url).read_text()
+        assert (
+            f"Page of {module.path}".replace("__init__", "__init__")
+            in (tmp_path / "site" / module.url).read_text()
+        )
     assert list(check_site(tmp_path / "site")) == []
 
 
 @pytest.mark.case("BC130")
 @pytest.mark.parametrize(
     ("note", "line"),
-    [("See [it](#nowhere).", 3), ("See [it](two.py#nowhere).", 3), ("Fine.\n\nSee [it](#same-3).\n\n## Same\n\n## Same", 5)],
+    [
+        ("See [it](#nowhere).", 3),
+        ("See [it](two.py#nowhere).", 3),
+        ("Fine.\n\nSee [it](#same-3).\n\n## Same\n\n## Same", 5),
+    ],
 )
 def test_a_broken_anchor_ends_the_build(tmp_path, note, line):
     files = {**FILES, "one.py": f'r"""One.\n\n{note}\n"""\n'}
@@ -70,11 +77,14 @@ def test_a_broken_anchor_ends_the_build(tmp_path, note, line):
 @pytest.mark.case("BC130")
 def test_equal_headings_get_ids_of_their_own(tmp_path):
     note = "[a](#same) [b](#same-2)\n\n## Same\n\n## Same"
-    build_site(project_of(tmp_path, {"one.py": f'r"""One.\n\n{note}\n"""\n\n\ndef same():\n    pass\n'}), tmp_path / "site")
+    build_site(
+        project_of(tmp_path, {"one.py": f'r"""One.\n\n{note}\n"""\n\n\ndef same():\n    pass\n'}),
+        tmp_path / "site",
+    )
     assert list(check_site(tmp_path / "site")) == []
 
 
-@pytest.mark.parametrize("text", ['r"""One.\n\n$\\frac{a$\n"""\n', '# One\n#\n# $\\nosuch{a}$\nx = 1\n'])
+@pytest.mark.parametrize("text", ['r"""One.\n\n$\\frac{a$\n"""\n', "# One\n#\n# $\\nosuch{a}$\nx = 1\n"])
 def test_bad_mathematics_ends_the_build(tmp_path, text):
     project = project_of(tmp_path, {"one.py": text})
     with pytest.raises(BuildError, match=r"^pkg/one\.py:3: mathematics: "):
@@ -85,7 +95,9 @@ def test_bad_mathematics_ends_the_build(tmp_path, text):
 
 def test_an_unknown_paper_ends_the_build(tmp_path):
     with pytest.raises(BuildError, match="paper 'nobody1999'"):
-        build_site(project_of(tmp_path, {"one.py": '"""One.\n\n:paper: nobody1999\n"""\n'}), tmp_path / "site")
+        build_site(
+            project_of(tmp_path, {"one.py": '"""One.\n\n:paper: nobody1999\n"""\n'}), tmp_path / "site"
+        )
 
 
 def test_a_file_that_python_cannot_read_is_shown_and_reported(tmp_path):
@@ -112,9 +124,19 @@ def test_two_builds_are_the_same_bytes(tmp_path):
     for i, (seed, zone) in enumerate([("1", "UTC"), ("77", "Asia/Tokyo")]):
         folder = tmp_path / f"copy{i}"
         project_of(folder, FILES)
-        (folder / "pages.toml").write_text('title = "T"\nlanguages = ["ja"]\nbase_url = "https://x.example"\nnotebooks = "n"\n')
+        (folder / "pages.toml").write_text(
+            'title = "T"\nlanguages = ["ja"]\nbase_url = "https://x.example"\nnotebooks = "n"\n'
+        )
         environment = {**os.environ, "PYTHONHASHSEED": seed, "TZ": zone}
-        command = [sys.executable, "-m", "postil.pages", "build", str(folder / "pkg"), "--out", str(folder / "site")]
+        command = [
+            sys.executable,
+            "-m",
+            "postil.pages",
+            "build",
+            str(folder / "pkg"),
+            "--out",
+            str(folder / "site"),
+        ]
         subprocess.run(command, check=True, env=environment, capture_output=True)
         found.append(contents(folder / "site"))
     assert found[0] == found[1]
@@ -156,7 +178,9 @@ def test_links_are_not_followed_while_looking_for_files(tmp_path):
 
 
 @pytest.mark.case("BC134")
-@pytest.mark.parametrize("source", ["../../../etc/hostname", "/../../etc/hostname", "../../secret.png", "link.png"])
+@pytest.mark.parametrize(
+    "source", ["../../../etc/hostname", "/../../etc/hostname", "../../secret.png", "link.png"]
+)
 def test_a_picture_comes_from_the_project_only(tmp_path, source):
     home = tmp_path / "home"
     (tmp_path / "secret.png").write_bytes(b"secret")
@@ -165,15 +189,23 @@ def test_a_picture_comes_from_the_project_only(tmp_path, source):
     with pytest.raises(BuildError, match="picture"):
         build_site(project, home / "site")
     build_site(project, home / "site", lenient=True)
-    assert not any(b"secret" == data for data in contents(home / "site").values())
+    assert not any(data == b"secret" for data in contents(home / "site").values())
 
 
 def test_drawings_become_part_of_the_page_and_pictures_files(tmp_path):
     svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1 1"><script>alert(1)</script><path d="M0 0h1" style="stroke:#000"/></svg>'
-    files = {"one.py": '"""One.\n\n![drawing](a.svg)\n\n![photo](b.png)\n"""\n', "a.svg": svg, "b.png": b"\x89PNG"}
+    files = {
+        "one.py": '"""One.\n\n![drawing](a.svg)\n\n![photo](b.png)\n"""\n',
+        "a.svg": svg,
+        "b.png": b"\x89PNG",
+    }
     build_site(project_of(tmp_path, files), tmp_path / "site")
     page = (tmp_path / "site/one.html").read_text()
-    assert '<svg role="img" aria-label="drawing"' in page and "alert" not in page and 'stroke="currentColor"' in page
+    assert (
+        '<svg role="img" aria-label="drawing"' in page
+        and "alert" not in page
+        and 'stroke="currentColor"' in page
+    )
     (name,) = re.findall(r'src="(_media/[^"]+)" alt="photo"', page)
     assert (tmp_path / "site" / name).read_bytes() == b"\x89PNG"
 
@@ -184,9 +216,15 @@ def test_drawings_become_part_of_the_page_and_pictures_files(tmp_path):
 def test_permalinks_outlive_edits(tmp_path):
     project_of(tmp_path, FILES)
     build_site(open_project(tmp_path / "pkg"), tmp_path / "site")
-    before = {i for i in re.findall(r'id="([^"]+)"', (tmp_path / "site/two.html").read_text()) if "page-" not in i}
+    before = {
+        i for i in re.findall(r'id="([^"]+)"', (tmp_path / "site/two.html").read_text()) if "page-" not in i
+    }
     assert {"f", "f~inside-a-note"} <= before or "f" in before
-    edited = FILES["two.py"].replace("def f", "import os\n\n\ndef g():\n    pass\n\n\ndef f").replace("Inside, a note", "Reworded")
+    edited = (
+        FILES["two.py"]
+        .replace("def f", "import os\n\n\ndef g():\n    pass\n\n\ndef f")
+        .replace("Inside, a note", "Reworded")
+    )
     (tmp_path / "pkg/two.py").write_text(edited)
     build_site(open_project(tmp_path / "pkg"), tmp_path / "site")
     after = set(re.findall(r'id="([^"]+)"', (tmp_path / "site/two.html").read_text()))
@@ -212,7 +250,9 @@ def test_a_lock_file_keeps_anchors_and_may_redirect_them(tmp_path):
 
 
 def test_two_definitions_of_one_name_have_two_anchors(tmp_path):
-    build_site(project_of(tmp_path, {"one.py": "def f():\n    pass\n\n\ndef f(x):\n    pass\n"}), tmp_path / "site")
+    build_site(
+        project_of(tmp_path, {"one.py": "def f():\n    pass\n\n\ndef f(x):\n    pass\n"}), tmp_path / "site"
+    )
     assert {"f", "f~2"} <= set(re.findall(r'id="([^"]+)"', (tmp_path / "site/one.html").read_text()))
 
 
@@ -253,7 +293,9 @@ def test_a_build_that_is_killed_leaves_the_old_site(tmp_path):
         assert same in ({k: v for k, v in side.items() if k != "build.json"} for side in (old, expected))
     build_site(project, tmp_path / "site")
     final = contents(tmp_path / "site")
-    assert {k: v for k, v in final.items() if k != "build.json"} == {k: v for k, v in expected.items() if k != "build.json"}
+    assert {k: v for k, v in final.items() if k != "build.json"} == {
+        k: v for k, v in expected.items() if k != "build.json"
+    }
     assert not list(tmp_path.glob(".site.building"))
 
 
@@ -317,7 +359,9 @@ def test_no_python_is_an_error(tmp_path):
 
 def test_machines_are_told_where_things_are(tmp_path):
     project_of(tmp_path, FILES)
-    (tmp_path / "pages.toml").write_text('title = "T & t"\nlanguages = ["ja"]\nbase_url = "https://x.example/t/"\norder = ["two", "one"]\n')
+    (tmp_path / "pages.toml").write_text(
+        'title = "T & t"\nlanguages = ["ja"]\nbase_url = "https://x.example/t/"\norder = ["two", "one"]\n'
+    )
     build_site(open_project(tmp_path / "pkg"), tmp_path / "site")
     page = (tmp_path / "site/ja/one.html").read_text()
     assert '<link rel="canonical" href="https://x.example/t/ja/one.html">' in page
@@ -330,7 +374,10 @@ def test_machines_are_told_where_things_are(tmp_path):
     assert len(places) == 6 and all(p.startswith("https://x.example/t/") for p in places)
     lines = (tmp_path / "site/llms.txt").read_text().splitlines()
     assert lines[0] == "# T & t"
-    assert lines[-2:] == ["- [Two](https://x.example/t/two.html): the second", "- [One](https://x.example/t/one.html): the first"]
+    assert lines[-2:] == [
+        "- [Two](https://x.example/t/two.html): the second",
+        "- [One](https://x.example/t/one.html): the first",
+    ]
     assert "default-src 'self'" in page
 
 

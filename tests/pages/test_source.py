@@ -29,7 +29,9 @@ def assert_law(file: Path) -> bool:
         return False
     writer = Writer(page, Context(), interface.words("en"), code_lines(page.source, {}), {}, {})
     spans, numbers, code = taken_apart(writer.rows("", []))
-    assert [n for first, last in spans for n in range(first, last + 1)] == list(range(1, len(page.source.lines) + 1))
+    assert [n for first, last in spans for n in range(first, last + 1)] == list(
+        range(1, len(page.source.lines) + 1)
+    )
     assert numbers == sorted(set(numbers))
     assert ast.dump(ast.parse(code)) == ast.dump(page.source.tree), file
     parts = [n for row in split(page.source) for part in row.parts for n in range(part.first, part.last + 1)]
@@ -118,7 +120,12 @@ def test_decorators_stay_with_their_function():
         "    # still between\n    @c\n    def f(self):\n        '''Doc.'''\n        return 1\n\n    y = 2\n"
     )
     source, rows = rows_of(text)
-    assert [(row.first, row.last, row.name) for row in rows] == [(1, 1, ""), (2, 8, "A"), (9, 18, "A.f"), (19, 19, "")]
+    assert [(row.first, row.last, row.name) for row in rows] == [
+        (1, 1, ""),
+        (2, 8, "A"),
+        (9, 18, "A.f"),
+        (19, 19, ""),
+    ]
     assert kinds_of(text)[3] == kinds_of(text)[12] == "code"
     assert "between" in source.text(2, 8)
 
@@ -145,7 +152,9 @@ def test_a_declared_encoding_is_used(tmp_path):
     assert assert_law(file)
 
 
-@pytest.mark.parametrize("text", ["", "\n", "\n\n\n", "# only a comment", '"""only a docstring"""', "x = 1 \\\n\n"])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "\n\n\n", "# only a comment", '"""only a docstring"""', "x = 1 \\\n\n"]
+)
 def test_small_files(tmp_path, text):
     file = tmp_path / "small.py"
     file.write_text(text)
@@ -165,7 +174,9 @@ def test_an_error_names_file_and_line(tmp_path, text, line):
     assert str(error.value).startswith("pkg/broken.py:")
 
 
-@pytest.mark.parametrize("text", ["(" * 5000 + ")" * 5000, "x = " + "[" * 5000, "not " * 200_000 + "x", "-" * 200_000 + "1"])
+@pytest.mark.parametrize(
+    "text", ["(" * 5000 + ")" * 5000, "x = " + "[" * 5000, "not " * 200_000 + "x", "-" * 200_000 + "1"]
+)
 def test_deep_nesting_is_an_error_and_no_crash(text):
     with pytest.raises(SourceError):
         parse(text)
@@ -206,7 +217,9 @@ def test_work_grows_like_the_file(piece):
 
 def test_a_line_of_a_megabyte(tmp_path):
     file = tmp_path / "wide.py"
-    file.write_text(f"# note\nx = '{'#' * 1_000_000}'\ny = [{'1, ' * 100_000}]\n# {'word ' * 200_000}\nz = 1\n")
+    file.write_text(
+        f"# note\nx = '{'#' * 1_000_000}'\ny = [{'1, ' * 100_000}]\n# {'word ' * 200_000}\nz = 1\n"
+    )
     assert assert_law(file)
 
 

@@ -36,7 +36,9 @@ def write_furniture(
     assets = stage / "_assets"
     assets.mkdir()
     for file in sorted(ASSETS.iterdir()):
-        if file.suffix in (".css", ".js", ".woff2", ".svg", ".txt"):
+        if file.suffix in (".css", ".js"):
+            _write(assets / file.name, _slim(file.read_text(encoding="utf-8")))
+        elif file.suffix in (".woff2", ".svg", ".txt"):
             shutil.copyfile(file, assets / file.name)
     if project.settings.get("stylesheet"):
         shutil.copyfile(project.home / project.settings["stylesheet"], assets / "project.css")
@@ -60,6 +62,12 @@ def write_furniture(
             if page.source is not None:
                 file = stage / "_notebooks" / f"{page.module.path[:-3]}.ipynb"
                 _write(file, notebook_json(project, page))
+
+
+# Comments and indentation are for who works on these files; a fifth of their bytes need not travel.
+def _slim(text: str) -> str:
+    lines = (line.strip() for line in text.split("\n"))
+    return "\n".join(line for line in lines if line and not line.startswith(("//", "/*"))) + "\n"
 
 
 def _write(file: Path, text: str) -> None:

@@ -162,5 +162,15 @@ def _punctuation(english: str, text: str) -> Iterator[str]:
         yield "half-width punctuation beside full-width text"
     if re.search(r"[\uff10-\uff19\uff21-\uff3a\uff41-\uff5a\uff61-\uff9f]", text):
         yield "full-width letters or digits, or half-width katakana"
-    if re.search(r"（[^（）]*\)|\([^()]*）", text):
+    if _brackets_differ(text):
         yield "a bracket opens full-width and closes half-width, or the reverse"
+
+
+def _brackets_differ(text: str) -> bool:
+    open_brackets = []
+    for character in text:
+        if character in "（(":
+            open_brackets.append(character)
+        elif character in "）)" and open_brackets and open_brackets.pop() + character not in ("（）", "()"):
+            return True
+    return False

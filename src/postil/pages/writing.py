@@ -145,8 +145,5 @@ def _marked(term: Term) -> str:
 def _legend(terms: list[Term], words: dict[str, str]) -> str:
     if not terms:
         return ""
-    entries = [
-        (term.number, Markup(f"<math>{_marked(term)}</math>".replace("<mi >", "<mi>")), term.names)
-        for term in terms
-    ]
+    entries = [(term.number, Markup(f"<math>{term.symbol}</math>"), term.names) for term in terms]
     return TEMPLATES.get_template("terms.html").render(terms=entries, label=words["symbols"])

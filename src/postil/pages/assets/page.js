@@ -35,9 +35,10 @@
   const rowInSight = () =>
     rows.find((row) => row.getBoundingClientRect().bottom > 72 && row.id) || rows.findLast((row) => row.id);
   const place = () => {
-    if (scrollY < 40 && !location.hash) return "";
-    if (scrollY < 40) return location.hash;
-    const row = rowInSight();
+    const target = document.querySelector(":target");
+    const box = target && target.getBoundingClientRect();
+    if (box && box.bottom > 48 && box.top < innerHeight) return location.hash;
+    const row = scrollY < 40 ? null : rowInSight();
     return row ? `#${encodeURIComponent(row.id)}` : "";
   };
   for (const link of document.querySelectorAll(".languages a")) {
@@ -257,6 +258,7 @@
 
   // --- search ------------------------------------------------------------------------------------------
   const input = document.getElementById("page-search");
+  const box = input.parentElement;
   const language = document.documentElement.lang;
   const load = (name) =>
     new Promise((resolve, reject) => {
@@ -315,16 +317,12 @@
     if (!found.length) list.append(make("p", { textContent: say.none }));
   };
   const results = document.getElementById("page-results");
-  (results || input.form).append(list);
+  (results || box).append(list);
   input.addEventListener("focus", () => prepare().catch(() => {}));
   input.addEventListener("input", showResults);
-  input.form.addEventListener("submit", (event) => {
-    event.preventDefault();
-    const first = list.querySelector("a");
-    if (first && !results) first.click();
-  });
-  input.form.addEventListener("keydown", (event) => {
+  box.addEventListener("keydown", (event) => {
     const links = [...list.querySelectorAll("a")];
+    if (event.key === "Enter" && event.target === input && links.length) links[0].click();
     if (event.key === "Escape") {
       list.replaceChildren();
       input.blur();
