@@ -68,10 +68,20 @@ class Display:
         self._progress.stop()
 
     def update(
-        self, n: int, loss: float, bits: float, tokens_per_second: float, remaining: float | None
+        self,
+        n: int,
+        loss: float,
+        bits: float,
+        tokens_per_second: float,
+        utilisation: float,
+        remaining: float | None,
     ) -> None:
-        r"""Show an update: loss in nats, bits a unit, training speed, and the time it will still take."""
+        r"""Show an update: loss in nats, bits a unit, training speed, and the time it will still take.
+
+        `utilisation` is the share of the speed that the devices are capable of.
+        """
         facts = f"loss {loss:.3f}  {bits:.3f} {self.unit}  {tokens_per_second:,.0f} tokens/s"
+        facts += f"  {100 * utilisation:.0f} % MFU"
         if remaining is not None:
             facts += f"  {duration(remaining)} left"
         if self.console.is_terminal:

@@ -9,7 +9,7 @@ in between changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,13 @@ from torch import Tensor
 from postil.language_model import IGNORED, LanguageModel, NextTokenLoss
 from postil.sampling import Sampler, generate
 from postil.training.data import TrainingText
+from postil.training.engine import largest, summed
 from postil.training.evaluation import Score, evaluate
 from postil.training.optimizer import make_optimizer, set_learning_rate
 from postil.training.schedules import Schedule
 from postil.training.settings import TrainSettings
+from postil.training.sharding import full, gathered, recompute_layers
+from postil.training.speed import flops_per_token, matrix_speed
 
 __all__ = [
     "NonFiniteError",
@@ -65,6 +68,12 @@ class Session:
     schedule: Schedule
     total: int | None
     progress: Progress = field(default_factory=Progress)
+    flops_per_token: int = 0
+    flops_at_best: float = 1.0
+
+    def utilisation(self, tokens_per_second: float) -> float:
+        r"""Say which share of the devices' speed a training at this rate makes use of."""
+        return tokens_per_second * self.flops_per_token / self.flops_at_best
 
 
 def start(
@@ -80,12 +89,33 @@ def start(
     torch.manual_seed(settings.seed)
     model = build()
     loss = NextTokenLoss(model)
-    optimizer = make_optimizer(model, settings.optimizer)
+    flops = flops_per_token(model)
+    if settings.activation_checkpointing:
+        recompute_layers(model)
     if settings.compile:
         # In place, so that the names of the parameters stay what they are.
         loss.compile()
-    wrapped, ready = fabric.setup(loss, optimizer)
-    return Session(settings, text, fabric, model, wrapped, ready, schedule, total)
+    # Sharding replaces the parameters, so the optimizer is made of those that are there afterwards.
+    wrapped = fabric.setup_module(loss)
+    optimizer: Any = fabric.setup_optimizers(make_optimizer(model, settings.optimizer))
+    return Session(
+        settings,
+        text,
+        fabric,
+        model,
+        wrapped,
+        optimizer,
+        schedule,
+        total,
+        flops_per_token=flops,
+        flops_at_best=_speed_of_all(settings, fabric),
+    )
+
+
+def _speed_of_all(settings: TrainSettings, fabric: Fabric) -> float:
+    dtype = torch.float32 if settings.precision == "32" else torch.bfloat16
+    own = matrix_speed(fabric.device, torch.float16 if settings.precision == "16-mixed" else dtype)
+    return float(summed(fabric, torch.tensor(own, dtype=torch.float64)))
 
 
 # Python's own hash would differ between processes, and adding the numbers would make neighbouring seeds
@@ -109,17 +139,17 @@ def train_update(session: Session) -> tuple[Score, float]:
     update = session.progress.update + 1
     seed_update(s.seed, update, fabric.global_rank)
     inputs, targets = session.text.batch(update, fabric.global_rank, fabric.world_size)
-    count = _sum_over_processes(fabric, (targets != IGNORED).sum())
+    count = summed(fabric, (targets != IGNORED).sum())
     # Data parallelism averages gradients over processes; the factor turns that into the sum it should be.
     scale = fabric.world_size / count.clamp_min(1)
     sums = torch.zeros(2, dtype=torch.float64, device=fabric.device)
     parts = _micro_batches(inputs, targets, s.optimizer.micro_batch_size)
     for number, (x, y) in enumerate(parts, start=1):
-        with fabric.no_backward_sync(session.loss, enabled=number < len(parts)):
+        with fabric.no_backward_sync(session.loss, enabled=_waits(session) and number < len(parts)):
             nats, correct = session.loss(fabric.to_device(x), fabric.to_device(y))
             fabric.backward(nats * scale)
         sums += torch.stack([nats.detach().double(), correct.double()])
-    sums = _sum_over_processes(fabric, sums)
+    sums = summed(fabric, sums)
     score = Score(float(sums[0]), int(sums[1]), int(count))
     norm = _clipped_norm(session)
     _refuse_non_finite(session, update, score, norm)
@@ -131,34 +161,48 @@ def train_update(session: Session) -> tuple[Score, float]:
     return score, norm
 
 
+# One exchange for all micro-batches is enough where each process holds the whole gradient anyway. A sharded
+# one would have to be kept whole until then, which is the memory that sharding is there to save.
+def _waits(session: Session) -> bool:
+    return session.fabric.world_size > 1 and session.settings.strategy != "fsdp"
+
+
 def validate(session: Session, limit: int | None = None) -> Score:
     r"""Score the model on the fixed validation windows, all or `limit` of them, each process its share."""
     fabric = session.fabric
     batches = session.text.validation(fabric.global_rank, fabric.world_size, limit)
-    own = evaluate(session.loss, batches, fabric.device)
+    own = evaluate(session.loss, _in_step(session, batches), fabric.device)
     sums = torch.tensor([own.nats, own.correct, own.tokens], dtype=torch.float64, device=fabric.device)
-    nats, correct, tokens = _sum_over_processes(fabric, sums).tolist()
+    nats, correct, tokens = summed(fabric, sums).tolist()
     return Score(nats, int(correct), int(tokens))
 
 
+# Some processes have one batch less than others. Where layers are put together for every call, by all, those
+# take part with a batch that has nothing to predict.
+def _in_step(session: Session, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    nothing = torch.zeros(1, session.settings.model.seq_len, dtype=torch.int64)
+    while True:
+        batch = next(batches, None)
+        if not largest(session.fabric, torch.tensor(int(batch is not None))):
+            return
+        yield batch or (nothing, torch.full_like(nothing, IGNORED))
+
+
 def write_sample(session: Session) -> str:
-    r"""Continue the prompt greedily: the same question after each part of the training."""
+    r"""Continue the prompt greedily: the same question after each part of the training.
+
+    All processes must ask together.
+    """
     s = session.settings
     prompt = torch.as_tensor(session.text.tokenizer.encode(s.prompt).astype(np.int64))
-    ids = generate(session.model, [prompt], tokens=s.sample_tokens, sampler=Sampler(temperature=0.0))
+    with gathered(session.loss):
+        ids = generate(session.model, [prompt], tokens=s.sample_tokens, sampler=Sampler(temperature=0.0))
     return session.text.tokenizer.decode(ids[0].tolist())
 
 
 def _micro_batches(inputs: Tensor, targets: Tensor, size: int | None) -> list[tuple[Tensor, Tensor]]:
     size = size or max(1, inputs.shape[0])
     return list(zip(inputs.split(size), targets.split(size), strict=True))
-
-
-def _sum_over_processes(fabric: Fabric, x: Tensor) -> Tensor:
-    if fabric.world_size > 1:
-        x = x.to(fabric.device)
-        torch.distributed.all_reduce(x)
-    return x
 
 
 # The norm is wanted even where nothing is clipped: it shows trouble before the loss does.
@@ -168,7 +212,7 @@ def _clipped_norm(session: Session) -> float:
         session.loss, session.optimizer, max_norm=limit, error_if_nonfinite=False
     )
     assert norm is not None
-    return float(norm)
+    return float(full(norm))
 
 
 # A NaN that enters the weights stays there, and every checkpoint after it is lost. So it is stopped before
@@ -179,7 +223,9 @@ def _refuse_non_finite(session: Session, update: int, score: Score, norm: float)
     if (np.isfinite(score.nats) and np.isfinite(norm)) or scaled:
         return
     wrong = [
-        n for n, p in session.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
+        n
+        for n, p in session.model.named_parameters()
+        if p.grad is not None and not full(p.grad).isfinite().all()
     ]
     session.optimizer.zero_grad(set_to_none=True)
     raise NonFiniteError(

@@ -8,12 +8,14 @@ again with `resume`, it goes on as if it had never stopped.
 from __future__ import annotations
 
 import platform
+import signal
 import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning_fabric import Fabric
 from rich.console import Console
 
@@ -25,11 +27,14 @@ from postil.training.checkpoints import Checkpoint
 from postil.training.curves import draw_curves
 from postil.training.data import TrainingText, find_corpus, prepare_text
 from postil.training.display import Display
-from postil.training.engine import make_fabric
+from postil.training.engine import as_launched, largest, make_fabric, together
 from postil.training.evaluation import Score
 from postil.training.loop import Progress, Session, start, train_update, validate, write_sample
+from postil.training.processes import is_rank
+from postil.training.ranks import train_in_ranks
 from postil.training.run_directory import RunDirectory
 from postil.training.settings import TrainSettings
+from postil.training.sharding import share, whole
 from postil.training.signals import StopRequest, stopping_gracefully
 
 __all__ = ["Outcome", "train"]
@@ -46,6 +51,10 @@ class Outcome:
     unit: str
     exit_code: int = 0
 
+    def to_dict(self) -> dict[str, Any]:
+        r"""Write the outcome as JSON can hold it."""
+        return {**asdict(self), "path": str(self.path)}
+
 
 def train(
     settings: TrainSettings,
@@ -57,7 +66,8 @@ def train(
     r"""Train a language model as `settings` say, into the folder `settings.out`.
 
     `resume="auto"` goes on from the latest good checkpoint if there is one, a path from that one.
-    `overwrite` removes the run that is there.
+    `overwrite` removes the run that is there. With several devices, each is served by a process of its own,
+    and this one waits for them.
 
     Raises:
         ValueError: a setting is impossible, or contradicts the run that is resumed.
@@ -65,12 +75,24 @@ def train(
         RunDirectoryError: the folder holds another run, or cannot be written.
         CheckpointError: a checkpoint that was asked for cannot be read.
         NonFiniteError: loss or gradient became NaN or infinite.
+        RankError: one of several processes was lost; it is named.
     """
+    settings = as_launched(settings)
     settings.check()
     fabric = make_fabric(settings)
-    fabric.launch()
     console = console or Console(highlight=False)
-    console.quiet = console.quiet or not fabric.is_global_zero
+    if settings.world_size > 1 and not is_rank():
+        request = {"settings": settings.to_dict(), "resume": resume, "overwrite": overwrite}
+        outcome = train_in_ranks({**request, "quiet": console.quiet}, settings.devices)
+        return Outcome(**{**outcome, "path": Path(outcome["path"])})
+    with together(settings, fabric):
+        console.quiet = console.quiet or not fabric.is_global_zero
+        return _train(settings, fabric, resume, overwrite, console)
+
+
+def _train(
+    settings: TrainSettings, fabric: Fabric, resume: str | None, overwrite: bool, console: Console
+) -> Outcome:
     path = Path(settings.out or f"runs/{settings.name}")
     with stopping_gracefully() as stop:
         with stop.at_once():
@@ -104,7 +126,19 @@ def _prepare(
     )
     if checkpoint is not None:
         _restore(session, checkpoint, console)
+    _check_same_start(session)
     return session
+
+
+# A folder that only one of several machines can see would let the others begin anew, beside it.
+def _check_same_start(session: Session) -> None:
+    own = session.progress.update
+    first, last = largest(session.fabric, torch.tensor([-own, own])).tolist()
+    if -first != last:
+        raise ValueError(
+            f"the processes would go on from different updates, {-first} to {last}: the folder of the run "
+            f"must be on a disk that all machines share"
+        )
 
 
 def _announce(text: TrainingText, console: Console) -> None:
@@ -139,11 +173,12 @@ def _restore(session: Session, checkpoint: Checkpoint, console: Console) -> None
     if different:
         changes = ", ".join(f"{n}: {saved.get(n)} in the checkpoint, {now[n]} now" for n in different)
         raise ValueError(f"{checkpoint.path} cannot be resumed with other settings: {changes}")
-    session.model.load_state_dict(checkpoint.tensors["model"], strict=True)
+    parameters = dict(session.model.named_parameters(remove_duplicate=False))
+    session.model.load_state_dict(share(checkpoint.tensors["model"], parameters), strict=True)
     restore_optimizer(
         session.optimizer,
         session.model.named_parameters(),
-        checkpoint.tensors["optimizer"],
+        share(checkpoint.tensors["optimizer"], parameters),
         checkpoint.metadata["optimizer"],
     )
     session.progress = Progress(**checkpoint.metadata["progress"])
@@ -191,9 +226,10 @@ def _sit(
 ) -> Outcome:
     unit = {"bits per character": "bits/char", "bits per byte": "bits/byte"}[session.text.unit]
     with Display(session.total, unit, console) as display:
-        reason = _Sitting(session, directory, display, stop).run()
+        sitting = _Sitting(session, directory, display, stop)
+        reason = sitting.run()
     bits = None
-    if not stop:
+    if sitting.asked is None:
         score = validate(session)
         bits = score.bits(session.text.tokens_per_unit)
         display.evaluation(session.progress.update, score.loss, bits, score.accuracy, best=False)
@@ -204,7 +240,8 @@ def _sit(
             draw_curves(path, session.text.unit)
         except ModuleNotFoundError as error:
             console.print(str(error), style="yellow", markup=False)
-    return Outcome(path, reason, session.progress.update, bits, session.text.unit, stop.exit_code)
+    code = stop.exit_code or (128 + sitting.asked if sitting.asked else 0)
+    return Outcome(path, reason, session.progress.update, bits, session.text.unit, code)
 
 
 class _Sitting:
@@ -222,6 +259,7 @@ class _Sitting:
         self.first_tokens = session.progress.tokens
         self.recent = Score()
         self.saved = session.progress.update
+        self.asked: signal.Signals | None = None
 
     def run(self) -> str:
         r"""Train until something ends it; return what it was."""
@@ -242,20 +280,24 @@ class _Sitting:
             best = False
             if progress.update % self.evaluate_every == 0:
                 best = self._evaluate()
-            if self.sample_every and progress.update % self.sample_every == 0 and self.directory is not None:
+            if self.sample_every and progress.update % self.sample_every == 0:
                 self.display.sample(s.prompt, write_sample(self.session))
             if progress.update % self.save_every == 0 or best:
                 self._save(best)
 
+    # A signal reaches one process before another, and clocks differ. If one left at update 20 and another
+    # went on to 21, that one would wait for ever: so they ask each other before every update.
     def _reason_to_end(self) -> str | None:
         s, progress = self.session.settings, self.session.progress
-        if self.stop:
-            return f"asked to stop by {self.stop.signal.name if self.stop.signal else 'a signal'}"
+        late = s.max_time is not None and time.monotonic() - self.began >= s.max_time
+        own = torch.tensor([int(self.stop.signal or 0), int(late)])
+        number, late = largest(self.session.fabric, own).tolist()
+        if number:
+            self.asked = signal.Signals(number)
+            return f"asked to stop by {self.asked.name}"
         if self.session.total is not None and progress.update >= self.session.total:
             return "all updates made"
-        if s.max_time is not None and time.monotonic() - self.began >= s.max_time:
-            return "the time is up"
-        return None
+        return "the time is up" if late else None
 
     def _show(self, score: Score) -> None:
         progress, bits = self.session.progress, score.bits(self.session.text.tokens_per_unit)
@@ -267,7 +309,10 @@ class _Sitting:
             remaining.append((self.session.total - progress.update) * per_update)
         if self.session.settings.max_time is not None:
             remaining.append(max(0.0, self.session.settings.max_time - elapsed))
-        self.display.update(progress.update, score.loss, bits, speed, min(remaining, default=None))
+        share_of_best = self.session.utilisation(speed)
+        self.display.update(
+            progress.update, score.loss, bits, speed, share_of_best, min(remaining, default=None)
+        )
 
     # The mean over all updates since the last line, not the loss of the one that happens to be logged.
     def _log_training(self, norm: float) -> None:
@@ -289,25 +334,39 @@ class _Sitting:
         return best
 
     def _save(self, best: bool) -> None:
-        self.saved = self.session.progress.update
-        if self.directory is None:
-            return
-        optimizer, values = optimizer_state(self.session.optimizer, self.session.model.named_parameters())
+        session = self.session
+        self.saved = session.progress.update
+        optimizer, values = optimizer_state(session.optimizer, session.model.named_parameters())
+        # Whole tensors come together in the process that writes; all others take part, and then wait for it
+        # however long it takes.
+        keep = self.directory is not None
+        tensors = {
+            "model": whole(session.model.state_dict(keep_vars=True), keep),
+            "optimizer": whole(optimizer, keep),
+        }
+        with session.fabric.rank_zero_first():
+            if self.directory is not None:
+                self._write(self.directory, tensors, values, best)
+
+    def _write(
+        self, directory: RunDirectory, tensors: dict[str, Any], optimizer: dict[str, Any], best: bool
+    ) -> None:
+        session = self.session
         checkpoints.save(
-            self.directory.checkpoints,
-            self.session.progress.update,
-            {"model": self.session.model.state_dict(), "optimizer": optimizer},
+            directory.checkpoints,
+            session.progress.update,
+            tensors,
             {
-                "settings": self.session.settings.to_dict(),
-                "tokenizer": self.session.text.tokenizer.to_dict(),
-                "corpus": self.session.text.corpus.to_dict(),
-                "unit": self.session.text.unit,
-                "total": self.session.total,
-                "optimizer": values,
-                "progress": asdict(self.session.progress),
-                "conditions": conditions(self.session.fabric.device),
+                "settings": session.settings.to_dict(),
+                "tokenizer": session.text.tokenizer.to_dict(),
+                "corpus": session.text.corpus.to_dict(),
+                "unit": session.text.unit,
+                "total": session.total,
+                "optimizer": optimizer,
+                "progress": asdict(session.progress),
+                "conditions": conditions(session.fabric.device),
             },
-            keep=self.session.settings.keep,
+            keep=session.settings.keep,
             best=best,
         )
 

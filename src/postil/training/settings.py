@@ -99,17 +99,19 @@ class TrainSettings:
     log_every: int = 10
     """Updates between lines of metrics.jsonl."""
     devices: int = 1
-    """Processes on this machine, one a device."""
+    """Processes on each machine, one a device; under torchrun, as many as it started."""
     nodes: int = 1
-    """Machines."""
+    """Machines; more than one are started by torchrun."""
     accelerator: str = "auto"
     """auto, cpu or cuda."""
     strategy: str = "auto"
-    """auto, ddp or fsdp."""
+    """How several processes share a model: ddp, each holds it whole; fsdp, each a part of it; auto: ddp."""
     precision: str = "32"
     """32, bf16-mixed or 16-mixed."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    activation_checkpointing: bool = False
+    """Compute each layer again for the backward pass: less memory, a third more time."""
     threads: int | None = None
     """CPU threads a process; None: as PyTorch finds."""
 
@@ -139,6 +141,10 @@ class TrainSettings:
                 raise ValueError(f"{name}={value} must not be negative")
         if not 0.0 < self.data.valid_fraction < 1.0:
             raise ValueError(f"data.valid_fraction={self.data.valid_fraction} must lie between 0 and 1")
+        if self.text == "-" and self.world_size > 1:
+            raise ValueError(
+                f"text='-' can be read by one process, not by {self.world_size}: put it into a file first"
+            )
         check_sizes(keep=self.keep, log_every=self.log_every, devices=self.devices, nodes=self.nodes)
         check_sizes(seq_len=self.model.seq_len, n_layers=self.model.n_layers)
         check_probability(dropout=self.model.dropout)
