@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (payloads and programs in strings are read whole)
 """A browser, and sites to look at with it.
 
 Needs Playwright for Python and a Chromium (`CHROMIUM`, else the one in the path). axe-core and html-validate come

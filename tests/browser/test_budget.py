@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (payloads and programs in strings are read whole)
 """The budget of a page, measured on the page of AFT, or of multi-head attention, in the browser."""
 
 import json

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (payloads and programs in strings are read whole)
 """What a page does for its reader, in Chromium, opened from the disk."""
 
 import re

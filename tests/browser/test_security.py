@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (payloads and programs in strings are read whole)
 """What a hostile source can put on a page: text, and nothing else."""
 
 import json

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (payloads and programs in strings are read whole)
 import pytest
 
 from postil.pages.notes import Note, front_matter, note_of, sections

@@ -1,9 +1,10 @@
+# ruff: noqa: E501  (payloads and programs in strings are read whole)
 import re
 
 import pytest
 
 from postil.pages.notes import Note
-from postil.pages.prose import Reference, is_safe_link, messages, plain_text
+from postil.pages.prose import Reference, inline_html, inline_text, is_safe_link, messages, plain_text
 
 from .making import html_of
 
@@ -122,6 +123,14 @@ def test_messages_are_blocks_and_keep_their_lines():
 
 def test_plain_text_is_in_the_language():
     assert plain_text(Note("One `x` *two*.\n\nThree.", 1), {"Three.": "参。"}.get) == "One x two. 参。"
+
+
+def test_a_title_is_one_line_of_markdown():
+    title = "The `mask` of $x^2$, see [there](javascript:x) and [here](a.py) <b>"
+    shown = inline_html(title)
+    assert '<code translate="no">mask</code>' in shown and "<msup>" in shown
+    assert "href" not in shown and "<b>" not in shown
+    assert inline_text(title) == "The mask of x^2, see [there](javascript:x) and here <b>"
 
 
 def test_headings_get_ids_of_their_own():

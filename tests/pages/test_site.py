@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (payloads and programs in strings are read whole)
 import json
 import os
 import re
@@ -347,6 +348,12 @@ def test_bad_settings_are_named(tmp_path, text, message):
     (tmp_path / "pages.toml").write_text(text)
     with pytest.raises(ProjectError, match=message):
         open_project(tmp_path / "pkg")
+
+
+def test_the_order_of_pages_is_that_of_the_list_then_of_names(tmp_path):
+    names = ["__init__.py", "a.py", "z/__init__.py", "z/b.py", "z/c.py", "z/a.py", "m.py"]
+    project = project_of(tmp_path, dict.fromkeys(names, "x = 1\n"), order=["z", "z.c", "m"])
+    assert [m.name for m in project.modules] == ["", "z", "z.c", "z.a", "z.b", "m", "a"]
 
 
 def test_no_python_is_an_error(tmp_path):

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (payloads and programs in strings are read whole)
 from pathlib import Path
 
 import pytest

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 from postil.pages import interface
 from postil.pages.notebook import notebook_json
 from postil.pages.project import Project
-from postil.pages.prose import path_of
+from postil.pages.prose import inline_text, path_of
 from postil.pages.reading import Page
 from postil.pages.searching import index_script
 from postil.pages.sheet import surroundings
@@ -99,10 +99,10 @@ def _for_language_models(project: Project, pages: list[Page]) -> str:
     lines += ["## Pages", ""]
     for page in pages:
         address = f"{base}/{path_of(page.module.url)}" if base else path_of(page.module.url)
-        description = f": {page.front.description}" if page.front.description else ""
-        lines.append(f"- [{_plain(page.title)}]({address}){_plain(description)}")
+        description = f": {_plain(page.front.description)}" if page.front.description else ""
+        lines.append(f"- [{_plain(page.title)}]({address}){description}")
     return "\n".join([*lines, ""])
 
 
 def _plain(text: str) -> str:
-    return text.replace("[", "(").replace("]", ")").replace("\n", " ")
+    return inline_text(text).replace("[", "(").replace("]", ")")

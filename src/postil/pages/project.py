@@ -201,19 +201,16 @@ def _is_init(path: str) -> bool:
     return PurePosixPath(path).name == "__init__.py"
 
 
+# Listed names come first among their siblings, in the order of the list; the others follow by name.
 def _ordered(modules: list[Module], order: Sequence[str]) -> tuple[Module, ...]:
     rank = {name: i for i, name in enumerate(order)}
 
-    def key(module: Module) -> tuple[int, tuple[str, ...]]:
-        ranks = [rank[n] for n in _prefixes(module.name) if n in rank]
-        return (-1 if not module.name else ranks[-1] if ranks else len(rank), tuple(module.name.split(".")))
+    def key(module: Module) -> list[tuple[int, str]]:
+        parts = module.name.split(".") if module.name else []
+        prefixes = [".".join(parts[: i + 1]) for i in range(len(parts))]
+        return [(rank.get(name, len(rank)), name) for name in prefixes]
 
     return tuple(sorted(modules, key=key))
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def _papers_file(home: Path, base: Path, settings: dict[str, Any]) -> Path | None:

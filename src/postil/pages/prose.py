@@ -11,7 +11,7 @@ import html
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
 from markdown_it import MarkdownIt
@@ -23,7 +23,7 @@ from mdit_py_plugins.dollarmath import dollarmath_plugin
 from postil.pages.mathematics import MathError, set_formula
 from postil.pages.notes import Note
 
-__all__ = ["Context", "Reference", "messages", "plain_text", "render", "slug"]
+__all__ = ["Context", "Reference", "inline_html", "inline_text", "messages", "plain_text", "render", "slug"]
 
 
 @dataclass(frozen=True)
@@ -182,6 +182,21 @@ def plain_text(note: Note, translate: Callable[[str], str | None]) -> str:
         elif token.type in ("fence", "code_block"):
             found.append(token.content)
     return " ".join(" ".join(found).split())
+
+
+def inline_html(text: str) -> str:
+    r"""One line of Markdown, such as a title: code and formulas are set, links are only words."""
+    tokens = [
+        token for token in PARSER.parseInline(text, {})[0].children or [] if not token.type.startswith("link")
+    ]
+    return cast(_Renderer, PARSER.renderer).renderInline(
+        tokens, PARSER.options, {"context": Context(), "line": 1}
+    )
+
+
+def inline_text(text: str) -> str:
+    r"""The words of one line of Markdown."""
+    return plain_text(Note(text, 1), lambda message: None) if text else ""
 
 
 class _Renderer(RendererHTML):

@@ -24,7 +24,8 @@ def search_entries(page: Page, translate: Translate) -> Iterator[tuple[str, str,
     r"""Entries `(anchor, heading, words)` of a page; the first is the page itself."""
     title = translate(page.front.title) or page.title
     description = translate(page.front.description) if page.front.description else ""
-    yield "", title, f"{description or page.front.description} {_words(page.intro, translate)}".strip()
+    said = prose.inline_text(description or page.front.description)
+    yield "", prose.inline_text(title), f"{said} {_words(page.intro, translate)}".strip()
     for annotated in page.rows:
         if annotated.anchor:
             yield (

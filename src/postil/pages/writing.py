@@ -36,6 +36,8 @@ TEMPLATES = Environment(
     lstrip_blocks=True,
 )
 TEMPLATES.filters["urlpath"] = prose.path_of
+TEMPLATES.filters["inline"] = lambda text: Markup(prose.inline_html(text))
+TEMPLATES.filters["words"] = prose.inline_text
 
 
 @dataclass
