@@ -13,15 +13,15 @@ The members differ in the position biases $w$:
 | member | $w_{t,s}$ | time | state |
 | --- | --- | --- | --- |
 | `AFTFull` | a free table, or a product of two thin ones | $T^2 D$ | $T D$ |
-| `AFTLocal` | free where $\lvert t - s \rvert < \mathrm{window}$, else 0 | $T\,\mathrm{window}\,D$ | $\mathrm{window}\,D$ |
+| `AFTLocal` | free if less than $n$ apart, else 0 | $T\,n\,D$ | $n\,D$ |
 | `AFTConv` | a kernel of $n$ numbers a head, of $s - t$; one key channel a head | $T\,n\,D$ | $n\,D$ |
-| `AFTConv2d` | the same for pictures, of both coordinates | $T\,n\,\mathrm{width}\,D$ | $n\,\mathrm{width}\,D$ |
+| `AFTConv2d` | the same for pictures of width $b$, in both coordinates | $T\,n\,b\,D$ | $n\,b\,D$ |
 | `AFTSimple` | 0 | $T D$ | $D$ |
 
 None of them needs more than $T D$ memory. Each has a page with its equation, literal and fast. What the fast
 forms share has pages as well: `layer` (four linear maps around a mean), `gated_mean` (near products and far
-sums), `walk` and `walk_back` (how they follow a sequence, forward and backward), `all_pairs` (a bias for every
-pair), `redo` and `log_space` (what leaves their range), `sums` (what decoding must remember).
+sums), `walk` and `walk_back` (how they follow a sequence, forward and backward), `all_pairs` (a bias for
+every pair), `redo` and `log_space` (what leaves their range), `sums` (what decoding must remember).
 
 A bias of 0 is not a mask. Outside of a window a key is still read, with the weight of its own $e^{K_s}$; only
 a mask keeps it from being read.

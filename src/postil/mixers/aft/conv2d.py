@@ -17,7 +17,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from postil.masks import Mask, MaskLike, dense_mask
@@ -33,7 +33,7 @@ __all__ = ["AFTConv2d", "aft_conv2d", "aft_conv2d_reference"]
 
 # ## The equation, literally
 def image_bias(
-    kernel: Float[Tensor, "H n n"], width: int, t: Float[Tensor, "T"], s: Float[Tensor, "S"]
+    kernel: Float[Tensor, "H n n"], width: int, t: Int[Tensor, "T"], s: Int[Tensor, "S"]
 ) -> Float[Tensor, "H T S"]:
     r"""Write equation (1) out for queries at `t` and keys at `s`, both counted in raster order."""
     n = kernel.shape[1]

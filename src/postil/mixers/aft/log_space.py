@@ -206,12 +206,14 @@ def log_space_mean(
 def one_sample_at_a_time(op: Any) -> None:
     r"""Teach an operation `torch.func.vmap`: run it for each sample and stack."""
 
-    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> Any:
-        samples = [
-            op(*(x if dim is None else x.select(dim, i) for x, dim in zip(arguments, in_dims, strict=True)))
-            for i in range(info.batch_size)
-        ]
-        return tuple(torch.stack(column) for column in zip(*samples, strict=True)), (0,) * len(samples[0])
+    def rule(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
+        def sample(i: int) -> list[Any]:
+            pairs = zip(arguments, in_dims, strict=True)
+            return [x.select(dim, i) if isinstance(dim, int) else x for x, dim in pairs]
+
+        columns = zip(*(op(*sample(i)) for i in range(info.batch_size)), strict=True)
+        outputs = tuple(torch.stack(column) for column in columns)
+        return outputs, (0,) * len(outputs)
 
     op.register_vmap(rule)
 
