@@ -32,7 +32,7 @@ from torch import Tensor
 from postil.mixers.feedback.plain import CHUNK, EPS, Problem, Tape, gate, rows, score_table
 from postil.mixers.feedback.recurrence import FoldedWeights
 
-__all__ = ["backward"]
+__all__ = ["Debts", "backward", "memory_weights", "start_debts"]
 
 
 class Debts(NamedTuple):
@@ -60,6 +60,21 @@ def backward(
 
     Cost: twice the multiplications of forward; memory $T B L H S$ beside the tape.
     """
+    debts, dw, dx = start_debts(p, tape, grad_memory)
+    length = len(p.x)
+    for stop in range(length, 0, -CHUNK):
+        start = max(0, stop - CHUNK)
+        _collect(p, tape, debts, slice(p.carried + start, p.carried + stop), stop, length)
+        _chunk_backward(p, tape, memory, debts, grad, dx, dw, start, stop)
+    _collect(p, tape, debts, slice(0, p.carried), 0, length)
+    memory_weights(tape, outputs, debts, dw)
+    return dx, debts.keys[:, :, :, : p.carried], debts.values[:, :, :, : p.carried], dw
+
+
+def start_debts(
+    p: Problem, tape: Tape, grad_memory: tuple[Tensor, Tensor]
+) -> tuple[Debts, FoldedWeights, Tensor]:
+    r"""Make room for all gradients; the memory's begin with what its later readers sent."""
     length, batch = p.x.shape[:2]
     groups, heads = p.keys.shape[:2]
     debts = Debts(
@@ -72,13 +87,7 @@ def backward(
     )
     dw = FoldedWeights(*(torch.zeros_like(w, memory_format=torch.contiguous_format) for w in p.weights))
     dx = torch.empty_like(p.x)
-    for stop in range(length, 0, -CHUNK):
-        start = max(0, stop - CHUNK)
-        _collect(p, tape, debts, slice(p.carried + start, p.carried + stop), stop, length)
-        _chunk_backward(p, tape, memory, debts, grad, dx, dw, start, stop)
-    _collect(p, tape, debts, slice(0, p.carried), 0, length)
-    _memory_weights(tape, outputs, debts, dw)
-    return dx, debts.keys[:, :, :, : p.carried], debts.values[:, :, :, : p.carried], dw
+    return debts, dw, dx
 
 
 # Equation (2), for some memories and the steps `start` to `stop`. Steps and layers are one axis of the
@@ -264,7 +273,8 @@ def _position_weights(p: Problem, tape: Tape, debts: Debts, dw: FoldedWeights, s
     dw.position_bias[:, :, -reach:] += skewed.sum(dim=1).unflatten(0, (heads, layers)).transpose(0, 1)
 
 
-def _memory_weights(tape: Tape, outputs: Tensor, debts: Debts, dw: FoldedWeights) -> None:
+def memory_weights(tape: Tape, outputs: Tensor, debts: Debts, dw: FoldedWeights) -> None:
+    r"""Compute the gradients of what makes the memory, once, from all positions."""
     dkv = debts.key_value.flatten(0, 1).flatten(1)
     dw.key_value.flatten(0, 1).copy_(dkv.t() @ tape.mixed.flatten(0, 1))
     dw.key_value_bias.flatten().copy_(dkv.sum(dim=0))

@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from postil.mixers.feedback import plain
+from postil.mixers.feedback import kernel, plain
 from postil.mixers.feedback.backward import backward
 from postil.mixers.feedback.recurrence import (
     FeedbackWeights,
@@ -119,7 +119,9 @@ def _problem(x: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> plain.Probl
 @torch.library.custom_op("postil::feedback_forward", mutates_args=(), schema=f"({PROBLEM}) -> Tensor[]")
 def _forward(x: Tensor, *operands: Any) -> list[Tensor]:
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        y, keys, values, tape = plain.forward(_problem(x, *operands))
+        problem = _problem(x, *operands)
+        compute = kernel.forward if kernel.fits(problem) else plain.forward
+        y, keys, values, tape = compute(problem)
         return [y, keys, values, *tape]
 
 
@@ -138,8 +140,10 @@ def _(x: Tensor, keys: Tensor, values: Tensor, *operands: Any) -> list[Tensor]:
 def _backward(grads: list[Tensor], results: list[Tensor], x: Tensor, *operands: Any) -> list[Tensor]:
     outputs, keys, values, *tape = results
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-        dx, dk, dv, dw = backward(
-            _problem(x, *operands), plain.Tape(*tape), outputs, (keys, values), grads[0], (grads[1], grads[2])
+        problem = _problem(x, *operands)
+        compute = kernel.backward if kernel.fits(problem) else backward
+        dx, dk, dv, dw = compute(
+            problem, plain.Tape(*tape), outputs, (keys, values), grads[0], (grads[1], grads[2])
         )
         return [dx, dk.contiguous(), dv.contiguous(), *dw]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from postil.mixers.feedback.recurrence import FoldedWeights
 
-__all__ = ["CHUNK", "EPS", "Problem", "Tape", "blank_tape", "forward", "gate", "rows", "score_table"]
+__all__ = ["CHUNK", "EPS", "Problem", "Tape", "blank_tape", "forward", "gate", "room", "rows", "score_table"]
 
 CHUNK = 16
 EPS = 1e-5
@@ -68,7 +68,7 @@ def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor, Tape]:
     Cost: $L(12 D^2 + S D)$ multiplications a position; memory $T B L (4 D + d_{ff} + H S)$.
     """
     (length, batch, width), layers = p.x.shape, p.weights.query.shape[0]
-    keys, values = _room(p.keys, length), _room(p.values, length)
+    keys, values = room(p.keys, length), room(p.values, length)
     tape = blank_tape(p)
     outputs = torch.empty_like(p.x)
     mixing = p.weights.mixing.tolist()
@@ -93,7 +93,8 @@ def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor, Tape]:
     return outputs, keys, values, tape
 
 
-def _room(carried: Tensor, length: int) -> Tensor:
+def room(carried: Tensor, length: int) -> Tensor:
+    r"""Copy the carried memory into a buffer that has room for the new ones."""
     groups, heads, batch, count, width = carried.shape
     buffer = carried.new_empty(groups, heads, batch, count + length, width)
     buffer[:, :, :, :count] = carried
