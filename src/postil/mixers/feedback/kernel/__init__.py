@@ -58,7 +58,10 @@ GRADIENTS = (
 
 
 class _Call(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in SIZES] + [
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in SIZES),
+        *((name, ctypes.c_void_p) for name in POINTERS + GRADIENTS),
+    ]
         (name, ctypes.c_void_p) for name in POINTERS + GRADIENTS
     ]
 
@@ -148,7 +151,7 @@ def backward(
         **{
             f"d{name}": tensor
             for name, tensor in dw._asdict().items()
-            if f"d{name}" in POINTERS[FIRST_GRADIENT:]
+            if f"d{name}" in GRADIENTS
         },
     )
     memory_weights(tape, outputs, debts, dw)
