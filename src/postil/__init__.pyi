@@ -1,6 +1,15 @@
 from .language_model import LanguageModel
 from .masks import Mask
 from .mixer import BatchFirst, CausalMixer, Mixer
+from .mixers.aft import AFTConv, AFTConv2d, AFTFull, AFTLocal, AFTSimple
+from .mixers.feedback import (
+    FeedbackAttention,
+    FeedbackTransformer,
+    FeedbackTransformerKV,
+    FeedbackTransformerLayer,
+    Stack,
+    StackFunction,
+)
 from .mixers.multi_head_attention import MultiHeadAttention, PrepareForMultiHeadAttention
 from .registry import REGISTRY, ModelSettings, build_language_model
 from .transformer.encoder_decoder import CausalStack, Decoder, Encoder, EncoderDecoder, Generator
@@ -22,6 +31,17 @@ __all__ = [
     "BatchFirst",
     "PrepareForMultiHeadAttention",
     "MultiHeadAttention",
+    "AFTFull",
+    "AFTSimple",
+    "AFTLocal",
+    "AFTConv",
+    "AFTConv2d",
+    "FeedbackAttention",
+    "FeedbackTransformerLayer",
+    "FeedbackTransformer",
+    "FeedbackTransformerKV",
+    "Stack",
+    "StackFunction",
     "FeedForward",
     "GatedFeedForward",
     "TokenEmbeddings",

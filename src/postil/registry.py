@@ -8,11 +8,35 @@ and takes part in `postil compare`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from torch import Tensor
 
 from postil.language_model import LanguageModel
 from postil.mixer import Backbone
+from postil.mixers.aft import (
+    AFTConv,
+    AFTFull,
+    AFTLocal,
+    AFTSimple,
+    aft_conv,
+    aft_conv_reference,
+    aft_full,
+    aft_full_reference,
+    aft_local,
+    aft_local_reference,
+    aft_simple,
+    aft_simple_reference,
+)
+from postil.mixers.feedback import (
+    FeedbackAttention,
+    FeedbackTransformer,
+    FeedbackTransformerKV,
+    FeedbackTransformerLayer,
+    feedback_transformer,
+    feedback_transformer_reference,
+)
 from postil.mixers.multi_head_attention import MultiHeadAttention, attention, attention_reference
 from postil.transformer.encoder_decoder import CausalStack, Generator
 from postil.transformer.feed_forward import feed_forward
@@ -57,6 +81,10 @@ class ModelSettings:
         return 4 * self.d_model if self.d_ff is None else self.d_ff
 
 
+def _small(**changes: Any) -> ModelSettings:
+    return replace(ModelSettings(d_model=8, n_layers=1, heads=2, d_ff=16, seq_len=32, dropout=0.0), **changes)
+
+
 @dataclass(frozen=True)
 class Entry:
     r"""A mixer or a whole backbone: how it is built, where it comes from, and its equation in two forms.
@@ -69,13 +97,39 @@ class Entry:
     paper: str
     fast: Callable[..., Any]
     reference: Callable[..., Any]
-    example: ModelSettings = field(
-        default_factory=lambda: ModelSettings(
-            d_model=8, n_layers=1, heads=2, d_ff=16, seq_len=32, dropout=0.0
-        )
-    )
+    example: ModelSettings = field(default_factory=_small)
     is_backbone: bool = False
     idle: tuple[str, ...] = ()
+
+
+def _feedback_layer(s: ModelSettings, shared: bool, positions: int = 4096) -> FeedbackTransformerLayer:
+    attention = FeedbackAttention(
+        s.heads, s.d_model, s.dropout, is_kv_precomputed=shared, positions=positions
+    )
+    network = feed_forward(s.activation, s.d_model, s.feed_forward_width, s.dropout)
+    return FeedbackTransformerLayer(
+        d_model=s.d_model, attn=attention, feed_forward=network, dropout_prob=s.dropout
+    )
+
+
+# `positions`, the number of distances a layer tells apart, belongs to its attention; the other options are
+# those of the whole.
+def _feedback(s: ModelSettings, positions: int = 4096, **options: Any) -> FeedbackTransformerKV:
+    layer = _feedback_layer(s, True, positions)
+    return FeedbackTransformerKV(layer, s.n_layers, s.d_model, s.heads, **options)
+
+
+def _feedback_original(s: ModelSettings, positions: int = 4096, **options: Any) -> FeedbackTransformer:
+    return FeedbackTransformer(_feedback_layer(s, False, positions), s.n_layers, **options)
+
+
+# Both forms of the Feedback Transformer also give the memory they wrote; a backbone's result is the sequence.
+def _feedback_fast(*operands: Any) -> Tensor:
+    return feedback_transformer(*operands)[0]
+
+
+def _feedback_reference(*operands: Any) -> Tensor:
+    return feedback_transformer_reference(*operands)[0]
 
 
 REGISTRY: dict[str, Entry] = {
@@ -84,8 +138,55 @@ REGISTRY: dict[str, Entry] = {
         paper="vaswani2017",
         fast=attention,
         reference=attention_reference,
-        # A bias of the keys adds the same number to all scores of a query; the softmax takes it away.
+        # A bias of the keys adds the same number to all scores of a query, and the softmax takes it away. In
+        # the AFT family it scales numerator and denominator alike.
         idle=("key.linear.bias",),
+    ),
+    "aft-full": Entry(
+        build=lambda s: AFTFull(s.d_model, s.seq_len, **s.options),
+        paper="zhai2021",
+        fast=aft_full,
+        reference=aft_full_reference,
+        idle=("key.bias",),
+    ),
+    "aft-simple": Entry(
+        build=lambda s: AFTSimple(s.d_model, **s.options),
+        paper="zhai2021",
+        fast=aft_simple,
+        reference=aft_simple_reference,
+        idle=("key.bias",),
+    ),
+    "aft-local": Entry(
+        build=lambda s: AFTLocal(s.d_model, s.seq_len, **{"local_window_size": 32, **s.options}),
+        paper="zhai2021",
+        fast=aft_local,
+        reference=aft_local_reference,
+        idle=("key.bias",),
+        example=_small(options={"local_window_size": 5}),
+    ),
+    "aft-conv": Entry(
+        build=lambda s: AFTConv(s.heads, s.d_model, **{"kernel_size": 32, **s.options}),
+        paper="zhai2021",
+        fast=aft_conv,
+        reference=aft_conv_reference,
+        idle=("key.bias",),
+        example=_small(options={"kernel_size": 5}),
+    ),
+    "feedback": Entry(
+        build=lambda s: _feedback(s, **s.options),
+        paper="fan2020",
+        fast=_feedback_fast,
+        reference=_feedback_reference,
+        example=_small(n_layers=2, options={"positions": 40}),
+        is_backbone=True,
+    ),
+    "feedback-original": Entry(
+        build=lambda s: _feedback_original(s, **s.options),
+        paper="fan2020",
+        fast=_feedback_fast,
+        reference=_feedback_reference,
+        example=_small(n_layers=2, options={"positions": 40}),
+        is_backbone=True,
     ),
 }
 
@@ -108,10 +209,20 @@ def build_language_model(mixer: str, settings: ModelSettings, vocab_size: int) -
     embedding = EMBEDDINGS[settings.positions](settings, vocab_size)
     backbone = build_backbone(mixer, settings)
     generator = Generator(vocab_size, settings.d_model)
-    limits = [n for n in (embedding.max_len, getattr(backbone, "max_len", None)) if n is not None]
     return LanguageModel(
-        embedding, backbone, generator, max_len=min(limits, default=None), tie_weights=settings.tie_weights
+        embedding,
+        backbone,
+        generator,
+        max_len=_longest(embedding, backbone),
+        tie_weights=settings.tie_weights,
     )
+
+
+# Position embeddings and position biases are tables with an end. The shortest one decides.
+def _longest(*parts: Any) -> int | None:
+    modules = [module for part in parts for module in part.modules()]
+    limits = [getattr(module, "max_len", None) for module in modules]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def build_backbone(mixer: str, settings: ModelSettings) -> Backbone:

@@ -4,9 +4,14 @@ An experiment is a value: the settings of a training run. `postil train --experi
 and any flag changes what it names.
 """
 
-from postil.experiments import demo, transformer
+from postil.experiments import aft, demo, feedback, transformer
 from postil.training.settings import TrainSettings
 
 __all__ = ["EXPERIMENTS"]
 
-EXPERIMENTS: dict[str, TrainSettings] = {"demo": demo.SETTINGS, "transformer": transformer.SETTINGS}
+EXPERIMENTS: dict[str, TrainSettings] = {
+    "demo": demo.SETTINGS,
+    "transformer": transformer.SETTINGS,
+    **aft.VARIANTS,
+    **feedback.VARIANTS,
+}
