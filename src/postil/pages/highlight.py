@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 from pygments.lexer import Lexer
@@ -65,16 +65,15 @@ def code_lines(source: Source, terms: dict[str, str]) -> list[str]:
     return [_line(line) for line in lines[: len(source.lines)]] + [""] * (len(source.lines) - len(lines))
 
 
-def _line(pieces: list[tuple[str, str]]) -> str:
-    merged: list[tuple[str, str]] = []
+def _line(pieces: Sequence[tuple[str, str]]) -> str:
+    merged: list[tuple[str, list[str]]] = []
     for kind, text in pieces:
         if merged and merged[-1][0] == kind and not kind.startswith("t"):
-            merged[-1] = (kind, merged[-1][1] + text)
+            merged[-1][1].append(text)
         else:
-            merged.append((kind, text))
-    return "".join(
-        f'<i class="{k}">{html.escape(t, False)}</i>' if k else html.escape(t, False) for k, t in merged
-    )
+            merged.append((kind, [text]))
+    escaped = ((kind, html.escape("".join(texts), False)) for kind, texts in merged)
+    return "".join(f'<i class="{kind}">{text}</i>' if kind else text for kind, text in escaped)
 
 
 # A parameter keeps its role inside nested functions unless these take a parameter of the same name, which has

@@ -114,14 +114,26 @@ def render(note: Note, context: Context) -> str:
     A block whose translation is missing or outdated shows the original, marked as English.
     """
     env: dict[str, Any] = {"context": context, "line": note.line, "references": _references(context)}
-    tokens = PARSER.parse(note.text, env)
+    tokens = _parse(note, env)
     for i, token in enumerate(tokens):
         token.meta = {**token.meta, "line": note.line + (token.map[0] if token.map else 0)}
         if token.type == "inline":
             _translate(tokens, i, env)
+            linked = False
             for child in token.children or []:
-                child.meta = {**child.meta, "line": token.meta["line"]}
+                linked = (linked or child.type == "link_open") and child.type != "link_close"
+                child.meta = {**child.meta, "line": token.meta["line"], "linked": linked}
     return PARSER.renderer.render(tokens, PARSER.options, env).strip()
+
+
+# The parser of environments looks for each one's end through the rest of the note: fine for a few, and not
+# for the thousands that only a hostile note has. Those are shown as they were typed.
+_ENVIRONMENTS = 100
+
+
+def _parse(note: Note, env: dict[str, Any]) -> list[Token]:
+    many = note.text.count("\\begin{") > _ENVIRONMENTS
+    return (_WITHOUT_ENVIRONMENTS if many else PARSER).parse(note.text, env)
 
 
 def _references(context: Context) -> dict[str, dict[str, str]]:
@@ -164,7 +176,7 @@ def _flat(tokens: Sequence[Token]) -> Iterator[Token]:
 
 def messages(note: Note) -> Iterator[tuple[str, int]]:
     r"""Every block a translator is asked for: paragraph, heading, list item, table cell; with its line."""
-    for token in PARSER.parse(note.text, {}):
+    for token in _parse(note, {}):
         if token.type == "inline" and (message := _message(token)):
             yield message, note.line + (token.map[0] if token.map else 0)
 
@@ -172,7 +184,7 @@ def messages(note: Note) -> Iterator[tuple[str, int]]:
 def plain_text(note: Note, translate: Callable[[str], str | None]) -> str:
     r"""The words of a note, for the search index and for descriptions."""
     found = []
-    for token in PARSER.parse(note.text, {}):
+    for token in _parse(note, {}):
         if token.type == "inline":
             message = _message(token)
             inline = PARSER.parseInline((message and translate(message)) or token.content, {})
@@ -203,12 +215,9 @@ class _Renderer(RendererHTML):
     r"""HTML from tokens; each method renders one kind of token."""
 
     def code_inline(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
-        text = tokens[idx].content
-        code = f'<code translate="no">{html.escape(text)}</code>'
-        inside = sum(t.type == "link_open" for t in tokens[:idx]) > sum(
-            t.type == "link_close" for t in tokens[:idx]
-        )
-        target = None if inside else env["context"].resolve(text)
+        token = tokens[idx]
+        code = f'<code translate="no">{html.escape(token.content)}</code>'
+        target = None if token.meta.get("linked") else env["context"].resolve(token.content)
         return f'<a href="{html.escape(target)}">{code}</a>' if target else code
 
     def inline_formula(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
@@ -310,3 +319,4 @@ def path_of(target: str) -> str:
 
 
 PARSER = _parser()
+_WITHOUT_ENVIRONMENTS = _parser().disable("amsmath")
