@@ -30,8 +30,8 @@ __all__ = ["Ended", "RankError", "is_rank", "meeting_point", "report", "report_e
 PORT = "POSTIL_PORT"
 STARTED_BY = "POSTIL_STARTED_BY"
 
-# A rank that has lost another one finds out by itself and says more than its exit code can. It is given
-# this long.
+# What one rank reports, others mostly find at the same moment, and are given this long to say it too. Who
+# died without a word leaves them nothing to wait for.
 GRACE = 5.0
 
 
@@ -89,8 +89,9 @@ def report_error(error: BaseException, store: Store | None) -> None:
 def run_ranks(command: Sequence[str], count: int) -> list[Ended]:
     r"""Run `command` in `count` processes; return how they ended, in that order, when all have.
 
-    The first SIGTERM and SIGINT, and each one after it, is passed on to all. When one ends without having
-    reported success, the others have a few seconds to do the same and are then killed, stopped ones too.
+    The first SIGTERM and SIGINT, and each one after it, is passed on to all. When one reports an error, the
+    others have a few seconds to do so too; when one ends without a report, they have none. Then they are
+    killed, stopped ones too.
     """
     store, port = _open_meeting_point()
     running = [
@@ -136,7 +137,13 @@ def _open_meeting_point() -> tuple[Store, int]:
 def _environment(rank: int, count: int, port: int) -> dict[str, str]:
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     threads = str(max(1, (os.cpu_count() or 1) // count))
-    defaults = {"OMP_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    defaults = {
+        "OMP_NUM_THREADS": threads,
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        # PyTorch prints a page of addresses for every broken connection. What it means is said in words.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
     return {
         **defaults,
         **os.environ,
@@ -183,7 +190,8 @@ def _wait(running: list[subprocess.Popen[bytes]], store: Store) -> list[Ended]:
             del left[rank]
             ended.append(Ended(rank, code, _report_of(rank, store), stopped=late))
             if not ended[-1].well:
-                deadline = min(deadline, time.monotonic() + GRACE)
+                grace = GRACE if ended[-1].report else 0.0
+                deadline = min(deadline, time.monotonic() + grace)
         time.sleep(0.02)
     return ended
 
