@@ -6,13 +6,13 @@ gives out files of the site and nothing else. A page that is open reloads when t
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import mimetypes
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -196,9 +196,5 @@ def _state(folder: Path) -> dict[str, int]:
 
 def serve_forever(server: ThreadingHTTPServer) -> None:
     r"""Run a server until it is interrupted."""
-    try:
+    with server, contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
-    except KeyboardInterrupt:
-        time.sleep(0)
-    finally:
-        server.server_close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -67,14 +66,7 @@ def build_site(
         StagingError: `out` cannot be used.
     """
     pages = [read_page(project, module) for module in project.modules]
-    for language in project.languages:
-        if any(
-            module.path.split("/")[0].casefold() == interface.tag(language).casefold()
-            for module in project.modules
-        ):
-            raise ValueError(
-                f"the folder {interface.tag(language)!r} of the project has the name of a language"
-            )
+    _refuse_language_folders(project)
     lock_file = project.home / project.settings["lock"] if "lock" in project.settings else None
     with staged(out) as stage:
         old = _manifest(out)
@@ -98,6 +90,13 @@ def build_site(
         text = json.dumps(manifest, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
         (stage / MANIFEST).write_text(text, encoding="utf-8")
     return built
+
+
+def _refuse_language_folders(project: Project) -> None:
+    folders = {module.path.split("/")[0].casefold() for module in project.modules}
+    for language in map(interface.tag, project.languages):
+        if language.casefold() in folders:
+            raise ValueError(f"the folder {language!r} of the project has the name of a language of the site")
 
 
 def _manifest(out: Path) -> dict[str, Any]:
@@ -246,11 +245,3 @@ def _digest(*parts: Any) -> str:
 
 def _bytes(file: Path) -> bytes:
     return file.read_bytes() if file.is_file() else b""
-
-
-def progress(entries: dict[str, Entry], language: str) -> Iterator[tuple[str, int, int]]:
-    r"""For each page: its address, blocks translated and blocks in all."""
-    for key, entry in entries.items():
-        spoken, _, url = key.partition(":")
-        if spoken == language:
-            yield url, entry["blocks"] - entry["untranslated"], entry["blocks"]
