@@ -63,7 +63,14 @@ MEMBERS = {
         aft_conv,
         aft_conv_reference,
         lambda d, n: AFTConv(2, d, 5),
-        lambda t, s, o: (torch.randn(2, 5),),
+        lambda t, s, o: (torch.randn(2, 5), 4),
+        keys=2,
+    ),
+    "conv, centred": Member(
+        aft_conv,
+        aft_conv_reference,
+        lambda d, n: AFTConv(2, d, 5, centred=True),
+        lambda t, s, o: (torch.randn(2, 5), 2),
         keys=2,
     ),
     "conv2d": Member(

@@ -118,8 +118,8 @@ def test_every_window(window: int) -> None:
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("size", [1, 2, 4, 7, 40])
-def test_every_kernel(size: int) -> None:
+@pytest.mark.parametrize(("size", "centre"), [(1, 0), (2, 0), (4, 3), (7, 3), (40, 39), (40, 20)])
+def test_every_kernel(size: int, centre: int) -> None:
     member = MEMBERS["conv"]
     for mask in (Mask(), Mask(causal=True), Mask(window=3)):
         operands = [

@@ -39,14 +39,15 @@ BLOCK = 16
 
 # ## The equation, literally
 #
-# A causal kernel ends at the query itself; else it is centred. So column $j$ of a kernel of $n$ entries
-# belongs to $s - t = j - (n - 1)$ or $j - \lfloor n / 2 \rfloor$: what padding a convolution on the left, or
-# on both sides, amounts to.
-def conv_bias(kernel: Float[Tensor, "H n"], queries: int, keys: int, mask: Mask) -> Float[Tensor, "H T S"]:
+# Column `centre` of a kernel belongs to the query itself. With the last column there, the kernel looks only
+# back, as a convolution padded on the left does; with the middle one there, it looks both ways.
+def conv_bias(
+    kernel: Float[Tensor, "H n"], centre: int, queries: int, keys: int, offset: int = 0
+) -> Float[Tensor, "H T S"]:
     r"""Write the kernels of equation (1) out as one matrix for each head, zero outside of the kernel."""
     n = kernel.shape[1]
-    t = torch.arange(mask.offset, mask.offset + queries, device=kernel.device)[:, None]
-    column = torch.arange(keys, device=kernel.device) - t + (n - 1 if mask.causal else n // 2)
+    t = torch.arange(offset, offset + queries, device=kernel.device)[:, None]
+    column = torch.arange(keys, device=kernel.device) - t + centre
     return kernel[:, column.clamp(0, n - 1)].where((column >= 0) & (column < n), 0.0)
 
 
@@ -71,13 +72,15 @@ def aft_conv_reference(
     k: Float[Tensor, "S B H"],
     v: Float[Tensor, "S B D"],
     kernel: Float[Tensor, "H n"],
+    centre: int,
     mask: Mask,
 ) -> Float[Tensor, "T B D"]:
     r"""Equation (1).
 
     Source: [zhai2021], Section 3.2. Cost: $T S B D$ time, $T S B H$ memory.
     """
-    return gated_mean_reference(q, k, v, conv_bias(kernel, q.shape[0], k.shape[0], mask), mask)
+    bias = conv_bias(kernel, centre, q.shape[0], k.shape[0], mask.offset)
+    return gated_mean_reference(q, k, v, bias, mask)
 
 
 # ## The fast form
@@ -90,6 +93,7 @@ def aft_conv(
     k: Float[Tensor, "S B H"],
     v: Float[Tensor, "S B D"],
     kernel: Float[Tensor, "H n"],
+    centre: int,
     mask: Mask,
 ) -> Float[Tensor, "T B D"]:
     r"""Equation (1) as near products and far sums, with one matrix a head.
@@ -103,16 +107,16 @@ def aft_conv(
     q4, v4 = (x.unflatten(-1, (k.shape[-1], -1)) for x in (q, v))
     if mask.dense is not None or mask.window is not None:
         allowed = dense_mask(mask, q.shape[0], k.shape[0], q.device)
-        mean = log_space_mean(k, v4, conv_bias(kernel, q.shape[0], k.shape[0], mask), allowed)
-        return torch.sigmoid(q) * mean.flatten(-2)
+        bias = conv_bias(kernel, centre, q.shape[0], k.shape[0], mask.offset)
+        return torch.sigmoid(q) * log_space_mean(k, v4, bias, allowed).flatten(-2)
+    if mask.causal:
+        kernel = kernel[:, : centre + 1]
     n = kernel.shape[1]
-    right = 0 if mask.causal else n - 1 - n // 2
-    left = n - 1 - right
     blocks = torch.stack([skew(head.expand(BLOCK, n), BLOCK, 0.0) for head in kernel])
     if mask.causal:
         r, c = (torch.arange(size, device=q.device) for size in blocks.shape[2:])
-        blocks = blocks.masked_fill(c > r[:, None] + left, -math.inf)
-    reach = Reach(left, right, mask.offset, causal=mask.causal, far=True)
+        blocks = blocks.masked_fill(c > r[:, None] + centre, -math.inf)
+    reach = Reach(centre, n - 1 - centre, mask.offset, causal=mask.causal, far=True)
     return gated_mean(q4, k, v4, blocks, reach).flatten(-2)
 
 
@@ -149,6 +153,9 @@ def check_heads(d_model: int, heads: int) -> None:
 class AFTConv(AFTLayer):
     r"""AFT-conv with its four projections and one kernel of position biases a head.
 
+    The kernel ends at the query, or has its middle there if it is `centred`. That is a matter of biases only:
+    what may be read, the mask says.
+
     Source: [zhai2021], Section 3.2. Deviation: the scale starts at 0 as the paper's does, so that training
     begins with AFT-simple; the raw kernels start as standard normal noise.
 
@@ -156,12 +163,14 @@ class AFTConv(AFTLayer):
         ValueError: `d_model` is not a multiple of `heads`, or a size is not a positive whole number.
     """
 
-    def __init__(self, heads: int, d_model: int, kernel_size: int, bias: bool = True):
+    def __init__(
+        self, heads: int, d_model: int, kernel_size: int, bias: bool = True, *, centred: bool = False
+    ):
         check_sizes(heads=heads, d_model=d_model, kernel_size=kernel_size)
         check_heads(d_model, heads)
         super().__init__(d_model, bias, keys=heads)
         self.heads = heads
-        self.kernel_size = kernel_size
+        self.centre = kernel_size // 2 if centred else kernel_size - 1
         self.kernel = nn.Parameter(torch.empty(heads, kernel_size))
         self.scale = nn.Parameter(torch.zeros(heads))
         self.shift = nn.Parameter(torch.zeros(heads))
@@ -180,10 +189,10 @@ class AFTConv(AFTLayer):
 
     def operands(
         self, *, query: Tensor, key: Tensor, value: Tensor, mask: MaskLike = None
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Mask]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, Mask]:
         r"""Check, hide padding, project: the arguments of `aft_conv` and `aft_conv_reference`."""
         q, k, v, rules = self.project(query, key, value, mask)
-        return q, k, v, self.biases(), rules
+        return q, k, v, self.biases(), self.centre, rules
 
     def mix(self, *operands: Any) -> Tensor:
         r"""Compute `aft_conv`."""
@@ -193,19 +202,19 @@ class AFTConv(AFTLayer):
         self, x: Float[Tensor, "T B D"], state: WindowState | None = None
     ) -> tuple[Float[Tensor, "T B D"], WindowState]:
         r"""Mix a chunk causally after what `state` remembers. Cost: $T n B D$ time, $n B (D + H)$ numbers."""
-        q, k, v, kernel, _ = self.operands(query=x, key=x, value=x, mask=Mask(causal=True))
-        near, v4 = self.kernel_size - 1, v.unflatten(-1, (self.heads, -1))
+        q, k, v, kernel, near, _ = self.operands(query=x, key=x, value=x, mask=Mask(causal=True))
+        v4 = v.unflatten(-1, (self.heads, -1))
         state = WindowState.empty(k, v4, near) if state is None else state
         keys, values = state.prepend(k, v4)
-        y = aft_conv(q, keys, values.flatten(-2), kernel, Mask(causal=True, offset=near + 1))
+        y = aft_conv(q, keys, values.flatten(-2), kernel, near, Mask(causal=True, offset=near + 1))
         return self.output(y), state.extend(k, v4, near)
 
     def step(
         self, x_t: Float[Tensor, "B D"], state: WindowState | None = None
     ) -> tuple[Float[Tensor, "B D"], WindowState]:
         r"""Mix one position. Cost: $n B D$ time, however long the text."""
-        near = self.kernel_size - 1
+        near = self.centre
         q, k, v = self.query(x_t), self.key(x_t), self.value(x_t).unflatten(-1, (self.heads, -1))
         state = WindowState.empty(k[None], v[None], near) if state is None else state
-        mean = state.read(k, v, self.biases().t()[:, None]).flatten(-2)
+        mean = state.read(k, v, self.biases().t()[: near + 1, None]).flatten(-2)
         return self.output(torch.sigmoid(q) * mean.to(q.dtype)), state.extend(k[None], v[None], near)
