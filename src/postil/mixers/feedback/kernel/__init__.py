@@ -62,8 +62,6 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in SIZES),
         *((name, ctypes.c_void_p) for name in POINTERS + GRADIENTS),
     ]
-        (name, ctypes.c_void_p) for name in POINTERS + GRADIENTS
-    ]
 
 
 def _call(function: str, p: Problem, **tensors: Tensor | None) -> None:
@@ -148,11 +146,7 @@ def backward(
         scores=debts.scores,
         answers=debts.answers,
         **fields,
-        **{
-            f"d{name}": tensor
-            for name, tensor in dw._asdict().items()
-            if f"d{name}" in GRADIENTS
-        },
+        **{f"d{name}": tensor for name, tensor in dw._asdict().items() if f"d{name}" in GRADIENTS},
     )
     memory_weights(tape, outputs, debts, dw)
     return dx, debts.keys[:, :, :, : p.carried], debts.values[:, :, :, : p.carried], dw
