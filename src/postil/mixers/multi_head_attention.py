@@ -1,4 +1,4 @@
-r"""Multi-head attention.
+r"""Multi-head attention: every position reads every other at one price.
 
 How can a position of a sequence use what stands at any other position, near or far, at the same cost? A
 recurrent network must carry it along step by step. Attention looks it up: each position sends out a
@@ -14,7 +14,27 @@ $$\mathrm{MultiHead}(X) = \big[\,\mathrm{head}_1; \dots; \mathrm{head}_H\,\big]\
 \qquad \mathrm{head}_h = \mathrm{Attention}(X W_Q^h,\; X W_K^h,\; X W_V^h)$$
 
 This page writes equation (1) literally, then computes it without ever holding the $T \times S$ weights, then
-decodes with it one token at a time.
+decodes with it one token at a time. Below, the weights of a small model on six positions, causal:
+
+```python example T=6 B=1 D=8 H=2
+import torch
+from postil.masks import Mask
+from postil.mixers.multi_head_attention import MultiHeadAttention
+
+torch.manual_seed(3)
+attention = MultiHeadAttention(heads=2, d_model=8, dropout_prob=0.0)
+x = 3 * torch.randn(6, 1, 8)
+attention(query=x, key=x, value=x, mask=Mask(causal=True))
+weights = attention.weights(query=x, key=x, mask=Mask(causal=True))
+plots = {"weights of head 1, rows read columns": weights[:, :, 0, 0].tolist()}
+```
+
+:paper: vaswani2017
+:terms:
+    Q: q, query
+    K: k, key
+    V: v, value
+    W_O: output
 """
 
 from __future__ import annotations
