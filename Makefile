@@ -4,7 +4,7 @@ BIN := .venv/bin
 DEMO_SECONDS ?= 120
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-full faults lint format site peers notebooks clean
+.PHONY: demo test test-full faults lint format site browser peers clean
 
 demo: .venv/.demo  ## train a small model, print a table and a sample, save the loss curve
 	$(BIN)/postil train --experiment demo --out runs/demo --overwrite --max-time $(DEMO_SECONDS)
@@ -34,6 +34,11 @@ format: .venv/.dev
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+site: .venv/.dev  ## our whole site, in three languages
+	$(BIN)/postil pages build src/postil --out site --run
+
+browser: tests/browser/node_modules  ## the checkers that the browser tests use (needs npm)
+
 peers: .venv-peers/.done  ## other implementations, in an environment of their own, to compare with
 
 # The demo needs little; the tests need all. A stamp says what has been installed from which files.
@@ -46,6 +51,10 @@ peers: .venv-peers/.done  ## other implementations, in an environment of their o
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	touch $@ .venv/.demo
+
+tests/browser/node_modules: tests/browser/package.json
+	npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/browser
+	touch $@
 
 .venv-peers/.done: benchmarks/peers.txt benchmarks/peers-no-deps.txt constraints.txt
 	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers

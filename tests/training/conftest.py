@@ -7,13 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from postil.registry import ModelSettings
-from postil.training.run import Outcome, train
 from postil.training.settings import DataSettings, OptimizerSettings, TrainSettings
-
-QUIET = Console(quiet=True)
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +52,3 @@ def settings(text: Path, tmp_path: Path) -> Callable[..., TrainSettings]:
         )
 
     return make
-
-
-def run(settings: TrainSettings, **options: Any) -> Outcome:
-    """Train without a word."""
-    return train(settings, console=QUIET, **options)

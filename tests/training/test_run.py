@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from quietly import QUIET, run
 
-from conftest import QUIET, run
 from postil.registry import build_language_model
 from postil.training import checkpoints, loop
 from postil.training.checkpoints import Checkpoint

@@ -41,7 +41,8 @@ def test_a_second_run_is_refused_unless_asked_for(tmp_path, trace):
     (tmp_path / "notes.txt").write_text("mine")
     before = sorted(path.name for path in tmp_path.rglob("*"))
     with pytest.raises(
-        RunDirectoryError, match=r"holds a run already .*; go on with --resume auto, remove it with --overwrite, or"
+        RunDirectoryError,
+        match=r"holds a run already .*; go on with --resume auto, remove it with --overwrite, or",
     ):
         RunDirectory.open(tmp_path)
     RunDirectory.open(tmp_path, resume=True).close()
