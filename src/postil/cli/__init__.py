@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["main"]
 
-COMMANDS = ("train", "sample", "info", "data", "pages")
+COMMANDS = ("train", "sample", "info", "data", "export", "import", "pages")
 
 USAGE = """\
 usage: postil COMMAND ...
@@ -24,6 +24,8 @@ usage: postil COMMAND ...
   sample   continue a prompt                postil sample runs/transformer --prompt "It is "
   info     what a run, or this machine, is  postil info runs/transformer
   data     look at a text as tokens         postil data tiny-shakespeare
+  export   give a model to others           postil export runs/transformer --to huggingface --out model
+  import   take a model from others         postil import nanogpt ckpt.pt --text input.txt --out runs/gpt
   pages    make an annotated site           postil pages build src/postil --out site
 
 postil COMMAND --help says more. Options may be written with dashes or underscores."""
