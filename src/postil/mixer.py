@@ -27,7 +27,7 @@ class Mixer(nn.Module, ABC):
     r"""A module that computes each position of `query` from the positions of `key` and `value`.
 
     `forward` takes keywords only. Self-attention passes one tensor three times; cross-attention passes
-    the memory as `key` and `value`, of a length of its own.
+    the encoder's output as `key` and `value`, of a length of its own.
     """
 
     d_model: int

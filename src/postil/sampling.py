@@ -199,8 +199,8 @@ def stream(
     The global random numbers are not touched, and nothing is kept on the model.
 
     When a text outgrows `model.max_len`, with one warning, its last `max_len` tokens are read at first;
-    each time the positions are used up again, the last half of them, rounded up, is read anew from
-    position 0.
+    each time the positions are used up again, as many of the last tokens as half the positions hold (rounded
+    up) are read anew from position 0.
 
     Cost: one step of the model a token. Reading anew costs one token more for each token written.
 

@@ -131,7 +131,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_prob: float) ->
     plain_causal = mask.causal and mask.offset == 0 and mask.keys is None and mask.dense is None
     if not mask.is_full and not (plain_causal and mask.window is None):
         allowed = dense_mask(mask, q.shape[0], k.shape[0], q.device).permute(2, 0, 1)[:, None]
-    # The library's axes are batch, head, position, channel. Permuting costs nothing: only strides change.
+    # PyTorch's axes here are batch, head, position, channel. Permuting costs nothing: only strides change.
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
     causal = allowed is None and plain_causal
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout_prob, is_causal=causal)

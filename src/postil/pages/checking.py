@@ -51,9 +51,6 @@ def check_project(project: Project, *, complete: bool = True) -> list[Fault]:
     return list(dict.fromkeys(faults))
 
 
-# --- a finished site ---
-
-
 class _Outline(HTMLParser):
     r"""The ids of a page, and every address it names."""
 
@@ -122,8 +119,6 @@ def _broken(site: Path, name: str, address: str, outlines: dict[str, _Outline]) 
         return f"the link {address}: no such anchor"
     return ""
 
-
-# --- colours ---
 
 _TEXT = (
     "text",

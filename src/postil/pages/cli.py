@@ -78,9 +78,6 @@ def _rebuild(path: Path, site: Path) -> None:
         print(error, file=sys.stderr)
 
 
-# --- translations ---
-
-
 def _pages(project: Project) -> Iterator[Page]:
     for module in project.modules:
         page = read_page(project, module)
@@ -125,9 +122,6 @@ def translate_progress(path: Path, **settings: Any) -> dict[str, tuple[int, int]
             done, total = done + len(blocks & current), total + len(blocks)
         result[language] = (done, total)
     return result
-
-
-# --- what a person types ---
 
 
 def add_commands(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,8 @@
 r"""Notebook: the same page to run and to change.
 
 Notes become text cells and top-level code becomes code cells, in the page's order. What stands inside a
-function cannot be cut, so its comments stay in its cell. The format is plain JSON; cells are named by their
-anchors, so a notebook built twice is the same file.
+function cannot be cut, so its comments stay in its cell. The format is plain JSON; cells are named by a
+hash of file and number, so a notebook built twice is the same file.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ def _dotted(path: str) -> str:
 
 # A package's page is the index of its folder. Two files may not share an address even where the disk takes
 # capital letters for small ones, and none may take the index's or the search page's place: then the address
-# carries the full file name, or a piece of its hash.
+# carries the full file name, or a piece of the path's hash.
 def _urls(paths: list[str]) -> dict[str, str]:
     wanted = {
         p: p.removesuffix("__init__.py") + "index.html" if _is_init(p) else p[:-3] + ".html" for p in paths

@@ -131,7 +131,7 @@ def _pieces(text: str) -> dict[str, Counter[str]]:
     return found
 
 
-# An identifier or formula stands as one Latin letter, so that rules about neighbours see something there.
+# An identifier or formula stands as one placeholder character, so that rules about neighbours see something.
 _OBJECT = "\ufffc"
 
 

@@ -90,7 +90,8 @@ _FORMULAS = {
 }
 
 
-# A dollar is only a dollar where a digit follows the closing one ("$5 and $6"), and next to a space.
+# A dollar sign opens no formula where a digit follows the closing one ("$5 and $6"), or where a space follows
+# it.
 def _parser() -> MarkdownIt:
     md = MarkdownIt("commonmark", {"html": False, "maxNesting": 60}, renderer_cls=_Renderer)
     md.enable(["table", "strikethrough"]).disable(["entity"])

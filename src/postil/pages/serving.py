@@ -109,8 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
 def inside(site: Path, path: str) -> Path | None:
     r"""The file an address names, or None unless it is a file of the site itself.
 
-    Names that begin with a dot, the build's record, links that lead out, and folders without an index are
-    not.
+    Names that begin with a dot, the build's record, links that lead out, and folders without an index do not
+    count as files of the site.
     """
     name = unquote(path)
     parts = [part for part in name.split("/") if part]

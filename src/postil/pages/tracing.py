@@ -111,7 +111,7 @@ def _targets(tree: ast.Module) -> dict[int, list[str]]:
     return found
 
 
-# The other side, as text: it must not import the publisher, only the page's module.
+# The program of the child process, as text: it must not import the publisher, only the page's module.
 _RUNNER = r"""
 import importlib, json, sys
 

@@ -45,7 +45,7 @@ class Program(NamedTuple):
 # ## The language
 #
 # Values stay between 1 and 10. A statement that would leave the range is never drawn, so nothing overflows
-# and no rule for it has to be learned: but a conditional one is drawn only if it could be executed as well.
+# and no rule for it has to be learned. That holds for the change inside a condition too, true or false.
 def run_program(statements: list[Statement]) -> list[int | None]:
     r"""Execute statements; give for each the value it prints, `None` where it prints nothing.
 
@@ -93,7 +93,7 @@ def make_program(seed: int, statements: int = 100, variables: int = 3) -> Progra
     r"""Draw a program; equal seeds give equal programs, on every machine.
 
     Source: [fan2020], Section 4.1. Deviation: the paper does not say how statements that would leave the
-    range are avoided; here they are drawn again.
+    range are avoided; here only those that stay inside it are drawn.
 
     Raises:
         ValueError: the number of variables or statements is not possible.

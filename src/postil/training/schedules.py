@@ -18,7 +18,7 @@ Schedule = Callable[[int], float]
 
 # Adam's second moment is a poor estimate during the first updates, and large early steps on it are what
 # pre-norm and post-norm transformers alike do not forgive. So the rate rises linearly at first, and then
-# falls with the square root of the updates.
+# falls with the inverse square root of the updates.
 def noam(lr: float, warmup: int, d_model: int) -> Schedule:
     r"""Rise, then fall: $\mathrm{lr}\, D^{-1/2} \min(n^{-1/2},\; n\,\mathrm{warmup}^{-3/2})$.
 
