@@ -18,8 +18,8 @@ from postil.mixers.feedback import (
     FeedbackTransformerKV,
     FeedbackTransformerLayer,
     feedback_transformer_reference,
+    from_parallel,
 )
-from postil.mixers.feedback.from_parallel import from_parallel
 from postil.mixers.feedback.memory import StackFunction
 from postil.transformer.feed_forward import FeedForward, GatedFeedForward
 
@@ -211,23 +211,14 @@ def test_layers_start_apart_and_tables_at_zero() -> None:
 
 # ## Checkpoints of labml-nn 0.5.1
 
+# fmt: off
 NAMES = [
-    "weights",
-    "attn.key_pos_embeddings",
-    "attn.key_pos_bias",
-    "attn.query_pos_bias",
-    "attn.query.linear.weight",
-    "attn.output.weight",
-    "attn.output.bias",
-    "feed_forward.layer1.weight",
-    "feed_forward.layer1.bias",
-    "feed_forward.layer2.weight",
-    "feed_forward.layer2.bias",
-    "norm_self_attn.weight",
-    "norm_self_attn.bias",
-    "norm_ff.weight",
-    "norm_ff.bias",
+    "weights", "attn.key_pos_embeddings", "attn.key_pos_bias", "attn.query_pos_bias",
+    "attn.query.linear.weight", "attn.output.weight", "attn.output.bias", "feed_forward.layer1.weight",
+    "feed_forward.layer1.bias", "feed_forward.layer2.weight", "feed_forward.layer2.bias",
+    "norm_self_attn.weight", "norm_self_attn.bias", "norm_ff.weight", "norm_ff.bias",
 ]
+# fmt: on
 ROOT = {True: ["key.linear.weight", "value.linear.weight"], False: []}
 OWN = {True: [], False: ["attn.key.linear.weight", "attn.value.linear.weight", "attn.value.linear.bias"]}
 

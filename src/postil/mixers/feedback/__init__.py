@@ -5,12 +5,17 @@ The pages, in the order to read them:
 1. `attention`: one position reads the memory, with distances instead of positions;
 2. `memory`: a memory that grows without being copied, and the state of decoding;
 3. `recurrence`: the model, literally, and what can be folded out of the loop;
-4. `plain`: the backward pass by hand, in PyTorch;
-5. `operation`: both as one differentiable function;
-6. `transformer`: the modules.
+4. `plain`: the whole sequence in PyTorch, without recording its steps;
+5. `backward`: its gradient, by hand;
+6. `kernel`: both compiled, the C++ beside it;
+7. `operation`: all this as one differentiable function;
+8. `transformer`: the modules;
+9. `from_parallel`: starting from a trained parallel transformer.
 """
 
 from postil.mixers.feedback.attention import FeedbackAttention
+from postil.mixers.feedback.from_parallel import from_parallel
+from postil.mixers.feedback.kernel import kernel_status
 from postil.mixers.feedback.memory import FeedbackState, Stack, StackFunction
 from postil.mixers.feedback.operation import feedback_transformer
 from postil.mixers.feedback.recurrence import feedback_transformer_reference
@@ -30,4 +35,6 @@ __all__ = [
     "StackFunction",
     "feedback_transformer",
     "feedback_transformer_reference",
+    "from_parallel",
+    "kernel_status",
 ]

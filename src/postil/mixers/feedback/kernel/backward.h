@@ -115,7 +115,7 @@ struct Backward {
     void step(int64_t t, int64_t start) {
         const int64_t here = (t * p.B + from) * D;
         memory(t);
-        for (int64_t i = 0; i < rows * D; ++i) dh[i] = p.dy[here + i] + p.mixing[p.L] * dm[i];
+        add_scaled(dh.data(), p.dy + here, p.mixing[p.L], dm.data(), rows * D);
         for (int64_t l = p.L - 1; l >= 0; --l) {
             int64_t slot = (l * CHUNK + t - start) * rows;
             feed_forward(t, l, slot);
@@ -125,7 +125,7 @@ struct Backward {
                 for (auto* v : {&d_query, &d_attended, &first_normal})
                     std::fill_n(v->data() + slot * D, rows * D, 0.0f);
             }
-            for (int64_t i = 0; i < rows * D; ++i) dh[i] += p.mixing[l] * dm[i];
+            add_scaled(dh.data(), dh.data(), p.mixing[l], dm.data(), rows * D);
         }
         std::memcpy(p.dx + here, dh.data(), 4 * rows * D);
     }
@@ -181,9 +181,7 @@ struct Backward {
                 values.scores(head(l % p.G, h, b), da, first, last, d_probability.data());
                 const float* pr = p.probabilities + p.score_at(h, from + b, t, l);
                 float* ds = p.scores + p.score_at(h, from + b, t, l);
-                float mean = 0;
-                for (int64_t j = first; j < last; ++j) mean += pr[j] * d_probability[j];
-                for (int64_t j = first; j < last; ++j) ds[j] = pr[j] * (d_probability[j] - mean);
+                softmax_backward(pr, d_probability.data(), ds, first, last);
                 weighted_sum(ds, p.keys + p.memory(l % p.G, h, from + b), first, last, E, dq + b * D + h * E);
             }
             // The part of dq that came through the distances: a product over them, for all rows.
@@ -244,8 +242,12 @@ struct Backward {
                                       std::min<int64_t>(E - e, PANEL), [&](int64_t i, int64_t n, v16 c) {
                                           store(table + i * E + n, load(table + i * E + n) + c);
                                       });
-                    for (int64_t i = 0; i < steps; ++i)
-                        for (int64_t r = 0; r < reach; ++r) bias[r] += ds[i * stride + r];
+                    for (int64_t i = 0; i < steps; ++i) {
+                        const float* step = ds + i * stride;
+                        int64_t r = 0;
+                        for (; r + LANES <= reach; r += LANES) store(bias + r, load(bias + r) + load(step + r));
+                        for (; r < reach; ++r) bias[r] += step[r];
+                    }
                 }
     }
 };

@@ -55,7 +55,8 @@ struct Forward {
         const int64_t D = p.D, here = (t * p.B + from) * D, layer = p.T * p.B * D;
         float* memory = p.mixed + here;
         std::memcpy(p.inputs + here, p.x + here, 4 * rows * D);
-        for (int64_t i = 0; i < rows * D; ++i) memory[i] = p.mixing[0] * p.x[here + i];
+        std::memset(memory, 0, 4 * rows * D);
+        add_scaled(memory, memory, p.mixing[0], p.x + here, rows * D);
         for (int64_t l = 0; l < p.L; ++l) {
             float* h = p.inputs + l * layer + here;
             float* middle = p.middles + l * layer + here;
@@ -63,7 +64,7 @@ struct Forward {
             if (p.last(t) > p.first(t)) attend(t, l, h, middle);
             else std::memcpy(middle, h, 4 * rows * D);
             feed_forward(t, l, middle, next);
-            for (int64_t i = 0; i < rows * D; ++i) memory[i] += p.mixing[l + 1] * next[i];
+            add_scaled(memory, memory, p.mixing[l + 1], next, rows * D);
         }
         if (p.norm_memory)
             for (int64_t b = 0; b < rows; ++b)

@@ -91,15 +91,38 @@ struct Columns {
     }
 };
 
-// out[e] = sum_j weights[j] rows[j, e]
+// out[e] = sum_j weights[j] rows[j, e], for N times sixteen e. Four sums run side by side, because one
+// addition waits for the one before it.
+template <int N>
+static inline void weighted_sum_of(const float* weights, const float* rows, int64_t first, int64_t last,
+                                   int64_t E, float* out) {
+    v16 c[4][N] = {};
+    int64_t j = first;
+    for (; j + 4 <= last; j += 4)
+        for (int i = 0; i < 4; ++i)
+            for (int n = 0; n < N; ++n)
+                add_product(c[i][n], weights[j + i], load(rows + (j + i) * E + n * LANES));
+    for (; j < last; ++j)
+        for (int n = 0; n < N; ++n) add_product(c[0][n], weights[j], load(rows + j * E + n * LANES));
+    for (int n = 0; n < N; ++n) store(out + n * LANES, (c[0][n] + c[1][n]) + (c[2][n] + c[3][n]));
+}
+
 static inline void weighted_sum(const float* weights, const float* rows, int64_t first, int64_t last,
                                 int64_t E, float* out) {
-    for (int64_t e = 0; e < E; e += LANES) {
-        v16 c[4] = {};
-        int64_t j = first;
-        for (; j + 4 <= last; j += 4)
-            for (int n = 0; n < 4; ++n) add_product(c[n], weights[j + n], load(rows + (j + n) * E + e));
-        for (; j < last; ++j) add_product(c[0], weights[j], load(rows + j * E + e));
-        store(out + e, (c[0] + c[1]) + (c[2] + c[3]));
-    }
+    int64_t e = 0;
+    for (; e + 2 * LANES <= E; e += 2 * LANES)
+        weighted_sum_of<2>(weights, rows + e, first, last, E, out + e);
+    if (e < E) weighted_sum_of<1>(weights, rows + e, first, last, E, out + e);
+}
+
+// ds = p (dp - sum p dp)
+static inline void softmax_backward(const float* p, const float* dp, float* ds, int64_t first,
+                                    int64_t last) {
+    v16 products = all(0);
+    int64_t j = first;
+    for (; j + LANES <= last; j += LANES) add_product(products, load(p + j), load(dp + j));
+    float mean = sum(products);
+    for (; j < last; ++j) mean += p[j] * dp[j];
+    for (j = first; j + LANES <= last; j += LANES) store(ds + j, load(p + j) * (load(dp + j) - all(mean)));
+    for (; j < last; ++j) ds[j] = p[j] * (dp[j] - mean);
 }

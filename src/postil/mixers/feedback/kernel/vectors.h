@@ -53,6 +53,15 @@ static inline v16 gated(v16 a, v16 gate) {
 static inline void add_product(v16& c, v16 a, v16 b) { EACH c.part[i] += a.part[i] * b.part[i]; }
 static inline void add_product(v16& c, float a, v16 b) { EACH c.part[i] += a * b.part[i]; }
 
+// y = x + s * z, over whole rows; x and y may be the same.
+static inline void add_scaled(float* y, const float* x, float s, const float* z, int64_t count) {
+    for (int64_t i = 0; i < count; i += LANES) {
+        v16 c = load(x + i);
+        add_product(c, s, load(z + i));
+        store(y + i, c);
+    }
+}
+
 static inline float sum(v16 a) {
     float lanes[LANES], s = 0;
     store(lanes, a);

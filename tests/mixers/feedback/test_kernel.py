@@ -1,0 +1,175 @@
+"""The compiled form equals the plain one, which equals the recurrence."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+import torch
+from models import H
+
+from postil.masks import Mask
+from postil.mixers.feedback import (
+    FeedbackAttention,
+    FeedbackTransformer,
+    FeedbackTransformerKV,
+    FeedbackTransformerLayer,
+    kernel,
+    plain,
+)
+from postil.mixers.feedback.backward import backward
+from postil.mixers.feedback.recurrence import fold
+from postil.transformer.feed_forward import FeedForward
+
+BUILT = isinstance(kernel._library(), ctypes.CDLL)
+needs_kernel = pytest.mark.skipif(not BUILT, reason=f"the kernel cannot be built here: {kernel._library()}")
+T, B = 37, 11
+
+CASES = {
+    "shared": (True, 32, 80, {}, "none", 0),
+    "shared, widths of every kind": (True, 96, 48, {}, "none", 0),
+    "shared, window": (True, 32, 80, {"window": 5}, "none", 0),
+    "shared, padding": (True, 32, 80, {}, "padding", 0),
+    "shared, padding in front, carried": (True, 32, 80, {}, "front", 19),
+    "shared, window, dense": (True, 32, 80, {"window": 20}, "dense", 0),
+    "shared, normalised memory, carried": (True, 32, 80, {"norm_memory": True}, "none", 3),
+    "original": (False, 32, 80, {}, "none", 0),
+    "original, window, padding, carried": (False, 64, 48, {"window": 17}, "padding", 18),
+}
+MASKS = {
+    "none": lambda: None,
+    "padding": lambda: Mask(keys=torch.rand(T, B) > 0.3),
+    "front": lambda: Mask(keys=torch.arange(T)[:, None] >= torch.arange(B)),
+    "dense": lambda: Mask(dense=torch.rand(T, T, B) > 0.3),
+}
+
+
+def problem(case: str) -> plain.Problem:
+    shared, width, hidden, options, mask, carried = CASES[case]
+    attn = FeedbackAttention(H, width, 0.0, is_kv_precomputed=shared, positions=24)
+    layer = FeedbackTransformerLayer(
+        d_model=width, attn=attn, feed_forward=FeedForward(width, hidden, 0.0), dropout_prob=0.0
+    )
+    if shared:
+        model = FeedbackTransformerKV(layer, 3, width, H, **options)
+    else:
+        model = FeedbackTransformer(layer, 3, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+        state = model.prefill(torch.randn(carried, B, width))[1] if carried else None
+        x, weights, memory, allowed, window, _ = model.operands(
+            torch.randn(T, B, width), MASKS[mask](), state
+        )
+        if memory is None:
+            memory = (torch.zeros(0, B, weights.key_value.shape[0], H, width // H),) * 2
+        reach = T + memory[0].shape[0]
+        return plain.Problem(
+            x,
+            memory[0].permute(2, 3, 1, 0, 4),
+            memory[1].permute(2, 3, 1, 0, 4),
+            allowed,
+            [],
+            fold(weights),
+            reach if window is None else min(window, reach),
+            weights.memory_gain is not None,
+        )
+
+
+def double(p: plain.Problem) -> plain.Problem:
+    weights = type(p.weights)(*(w.double() for w in p.weights))
+    return p._replace(x=p.x.double(), keys=p.keys.double(), values=p.values.double(), weights=weights)
+
+
+@needs_kernel
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_kernel_equals_the_plain_form(case: str, threads: int) -> None:
+    p = problem(case)
+    assert kernel.fits(p)
+    grads = [torch.randn(T, B, p.x.shape[2])]
+    torch.set_num_threads(threads)
+    try:
+        y, keys, values, tape = kernel.forward(p)
+        grads += [torch.randn_like(keys), torch.randn_like(values)]
+        compiled = kernel.backward(p, tape, y, (keys, values), grads[0], (grads[1], grads[2]))
+    finally:
+        torch.set_num_threads(1)
+    exact = double(p)
+    truth_y, truth_keys, truth_values, truth_tape = plain.forward(exact)
+    a, b, c = (g.double() for g in grads)
+    truth = backward(exact, truth_tape, truth_y, (truth_keys, truth_values), a, (b, c))
+    pairs = [(y, truth_y), (keys, truth_keys), (values, truth_values)]
+    pairs += zip((*compiled[:3], *compiled[3]), (*truth[:3], *truth[3]), strict=True)
+    for result, expected in pairs:
+        # A ReLU that rounds to the other side moves single numbers; the root mean square is what holds.
+        error = (result.double() - expected).square().sum().sqrt()
+        assert error <= 2e-4 * expected.square().sum().sqrt() + 1e-6
+
+
+@needs_kernel
+def test_the_past_does_not_move() -> None:
+    p = problem("shared")
+    y = kernel.forward(p)[0]
+    for changed in (1, 20, T - 1):
+        x = p.x.clone()
+        x[changed] += 1e3
+        moved = kernel.forward(p._replace(x=x))[0]
+        assert torch.equal(moved[:changed], y[:changed])
+        assert not torch.equal(moved[changed:], y[changed:])
+
+
+@needs_kernel
+def test_threads_and_company_do_not_change_a_row() -> None:
+    p = problem("shared")
+    y = kernel.forward(p)[0]
+    alone = p._replace(x=p.x[:, 4:5].contiguous(), keys=p.keys[:, :, 4:5], values=p.values[:, :, 4:5])
+    torch.testing.assert_close(kernel.forward(alone)[0], y[:, 4:5], rtol=1e-5, atol=1e-5)
+    torch.set_num_threads(4)
+    try:
+        assert torch.equal(kernel.forward(p)[0], y)
+    finally:
+        torch.set_num_threads(1)
+
+
+@needs_kernel
+@pytest.mark.parametrize("magnitude", [1, 30, 100, 1000])
+def test_large_numbers_stay_finite(magnitude: float) -> None:
+    p = problem("shared")
+    p = p._replace(x=magnitude * p.x)
+    y, keys, values, tape = kernel.forward(p)
+    zeros = torch.zeros_like(keys), torch.zeros_like(values)
+    dx, _, _, dw = kernel.backward(p, tape, y, (keys, values), torch.ones_like(y), zeros)
+    assert all(tensor.isfinite().all() for tensor in (y, keys, values, dx, *dw))
+
+
+def test_what_does_not_fit_is_left_to_the_plain_form() -> None:
+    p = problem("shared")
+    assert not kernel.fits(double(p))
+    assert not kernel.fits(p._replace(noise=[p.x] * 4))
+    assert not kernel.fits(p._replace(x=p.x[..., :24]))
+    assert not kernel.fits(p._replace(x=p.x[:0]))
+
+
+# A fresh process, because a library that is loaded stays loaded.
+def test_without_a_compiler_the_plain_form_says_so_and_computes(tmp_path: object) -> None:
+    script = """
+import warnings, torch
+from postil.mixers.feedback import FeedbackAttention, FeedbackTransformerKV, FeedbackTransformerLayer, kernel_status
+from postil.transformer.feed_forward import FeedForward
+attn = FeedbackAttention(2, 32, 0.0, is_kv_precomputed=True)
+layer = FeedbackTransformerLayer(
+    d_model=32, attn=attn, feed_forward=FeedForward(32, 64, 0.0), dropout_prob=0.0
+)
+model = FeedbackTransformerKV(layer, 2, 32, 2)
+with warnings.catch_warnings(record=True) as seen:
+    warnings.simplefilter("always")
+    assert model(torch.randn(3, 2, 32)).isfinite().all()
+    model(torch.randn(3, 2, 32))
+told = [str(w.message) for w in seen if "compiled kernel" in str(w.message)]
+assert len(told) == 1 and "no C++ compiler" in told[0], told
+assert "plain PyTorch form" in kernel_status()
+"""
+    environment = {"PATH": str(tmp_path), "POSTIL_CACHE": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
