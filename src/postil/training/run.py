@@ -19,6 +19,7 @@ import torch
 from lightning_fabric import Fabric
 from rich.console import Console
 
+from postil import durable
 from postil.registry import build_language_model
 from postil.text import Corpus, tokenizer_from_dict
 from postil.training import checkpoints
@@ -32,7 +33,7 @@ from postil.training.evaluation import Score
 from postil.training.loop import Progress, Session, start, train_update, validate, write_sample
 from postil.training.processes import is_rank
 from postil.training.ranks import train_in_ranks
-from postil.training.run_directory import RunDirectory
+from postil.training.run_directory import RunDirectory, RunDirectoryError
 from postil.training.settings import TrainSettings
 from postil.training.sharding import share, whole
 from postil.training.signals import StopRequest, stopping_gracefully
@@ -93,14 +94,23 @@ def train(
 def _train(
     settings: TrainSettings, fabric: Fabric, resume: str | None, overwrite: bool, console: Console
 ) -> Outcome:
-    path = Path(settings.out or f"runs/{settings.name}")
+    path = Path(settings.out) if settings.out else durable.inside("runs", settings.name, "name of the run")
     with stopping_gracefully() as stop:
         with stop.at_once():
+            there = checkpoints.steps(path / "checkpoints")
             checkpoint = checkpoints.find(path / "checkpoints", resume) if resume else None
             session = _prepare(settings, fabric, checkpoint, console)
         if not fabric.is_global_zero:
             return _sit(session, None, path, stop, console)
         with RunDirectory.open(path, resume=resume is not None, overwrite=overwrite) as directory:
+            # The lock comes late, since a run that cannot start shall leave no trace. Whoever held it until
+            # now may have trained on, and what was read before would not be the latest.
+            if resume and checkpoints.steps(directory.checkpoints) != there:
+                raise RunDirectoryError(f"{path}: another run saved checkpoints here just now; start again")
+            # Going back is asked for by name. On the way back from a damaged one nothing is thrown away: it
+            # may still be of use to whoever repairs it.
+            if resume not in (None, "auto"):
+                checkpoints.discard_later(directory.checkpoints, session.progress.update)
             _record(session, directory)
             return _sit(session, directory, path, stop, console)
 
@@ -200,7 +210,6 @@ def _without_cuts(value: Any) -> Any:
 def _record(session: Session, directory: RunDirectory) -> None:
     text = session.text
     directory.cut_metrics(session.progress.update, key="update")
-    checkpoints.discard_later(directory.checkpoints, session.progress.update)
     directory.write_json(
         {
             "settings": session.settings.to_dict(),
