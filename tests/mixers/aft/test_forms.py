@@ -125,6 +125,7 @@ def test_every_kernel(size: int, centre: int) -> None:
         operands = [
             *member.operands(50, 50, 2)[:3],
             torch.randn(2, size, dtype=torch.float64).requires_grad_(),
+            centre,
         ]
         fast, reference = (values_and_gradients(f, operands, mask) for f in (member.fast, member.reference))
         for a, b in zip(fast, reference, strict=True):

@@ -59,7 +59,8 @@ class KeySide:
         blocks = len(self.chunks) * rows // self.c
         self.index = self._index(reach, 1 if self.count == 1 else blocks, k, near.device)
         self.near = torch.cat([near, beyond], dim=3).flatten(1)[:, self.index].expand(-1, blocks, -1, -1)
-        self.gradient = torch.zeros(self.near.shape, dtype=near.dtype, device=near.device)
+        # Transposed: a tall product runs nearly twice as fast as a flat one.
+        self.gradient = near.new_zeros(heads, blocks, k, self.c)
         # Queries that do not exist weigh nothing.
         self.margin = reach.right - self.chunks.start * rows
         self.beyond = near.new_zeros(heads, self.margin + self.chunks.stop * rows + reach.left)
@@ -81,7 +82,7 @@ class KeySide:
         heads, _, c, k = near.shape
         gradient = self.gradient.sum(1, keepdim=True) if self.count == 1 else self.gradient
         flat = near.new_zeros(heads, self.count * c * (k + 1))
-        flat.index_add_(1, self.index.flatten(), gradient.flatten(1))
+        flat.index_add_(1, self.index.flatten(), gradient.transpose(2, 3).flatten(1))
         return flat.view(heads, -1, c, k + 1)[..., :k]
 
     def sums(self, buffer: Buffer, at: int, query: int) -> Tensor:
@@ -131,8 +132,8 @@ def pull(
         _fill_source(source, keys.start - at, k[keys], v[keys], m)
         write_keys(source, out, keys.start - at, v[keys], into.k[keys], into.v[keys])
         for head, gradient in enumerate(side.gradient[:, first : first + blocks]):
-            queries = buffer.windows(head, blocks, c, side.near.shape[3]).transpose(1, 2)
-            gradient.baddbmm_(source.blocks(0, blocks, c)[head], queries)
+            queries = buffer.windows(head, blocks, c, side.near.shape[3])
+            gradient.baddbmm_(queries, source.blocks(0, blocks, c)[head].transpose(1, 2))
 
 
 def _fill_source(source: Buffer, at: int, k: Tensor, v: Tensor, m: Tensor) -> None:
