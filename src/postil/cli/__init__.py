@@ -8,14 +8,16 @@ and code 2; anything else is a bug and keeps its traceback.
 from __future__ import annotations
 
 import importlib
-import os
+import re
 import sys
 import warnings
 from typing import Any
 
+from postil.cli.output import discard_output
+
 __all__ = ["main"]
 
-COMMANDS = ("train", "sample", "info", "data", "export", "import", "pages")
+COMMANDS = ("train", "sample", "info", "data", "compare", "show", "bench", "export", "import", "pages")
 
 USAGE = """\
 usage: postil COMMAND ...
@@ -24,6 +26,9 @@ usage: postil COMMAND ...
   sample   continue a prompt                postil sample runs/transformer --prompt "It is "
   info     what a run, or this machine, is  postil info runs/transformer
   data     look at a text as tokens         postil data tiny-shakespeare
+  compare  several models, one report       postil compare transformer aft-local --max-tokens 2000000
+  show     pictures of what a model learnt  postil show runs/transformer --prompt "It is "
+  bench    measure beside other libraries   postil bench aft
   export   give a model to others           postil export runs/transformer --to huggingface --out model
   import   take a model from others         postil import nanogpt ckpt.pt --text input.txt --out runs/gpt
   pages    make an annotated site           postil pages build src/postil --out site
@@ -48,15 +53,40 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
-            return importlib.import_module(f"postil.cli.{argv[0]}").run(argv[1:])
+            code = importlib.import_module(f"postil.cli.{argv[0]}").run(argv[1:])
+            sys.stdout.flush()
+            return code
     except BrokenPipeError:
-        # Whoever read our output has had enough (`postil sample ... | head`). Python would complain again
-        # when it flushes at exit, so its output goes nowhere from here on.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has had enough (`postil sample ... | head`).
+        discard_output()
         return 0
-    except _mistakes() as error:
-        print(f"postil {argv[0]}: error: {_one_line(error)}", file=sys.stderr)
-        return 3 if isinstance(error, FloatingPointError) else 2
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        return _explained(argv[0], error)
+
+
+# What a person can do something about is told in one line. Anything else is a bug of ours.
+def _explained(command: str, error: Exception) -> int:
+    text, code = _one_line(error), 3 if isinstance(error, FloatingPointError) else 2
+    if isinstance(error, OSError):
+        text = f"{error.filename or 'output'}: {error.strerror or error}"
+        if error.filename is None:
+            discard_output()
+    elif isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
+        text, code = f"out of memory; what was saved is intact. {_LESS_MEMORY.get(command, '')}".strip(), 4
+    elif not isinstance(error, _mistakes()):
+        raise error
+    print(f"postil {command}: error: {text}", file=sys.stderr)
+    return code
+
+
+# PyTorch has a type of error for the memory of a GPU, and none for that of the machine.
+_NO_MEMORY = re.compile(r"can't allocate memory|out of memory", re.IGNORECASE)
+_LESS_MEMORY = {
+    "train": "A smaller --optimizer.micro-batch-size needs less and gives the same result; "
+    "then --resume auto goes on from the last checkpoint"
+}
 
 
 def _one_line(error: BaseException) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
+from postil.cli.configuration import read_configuration
+from postil.cli.output import lasting_output
 from postil.experiments import EXPERIMENTS
 from postil.training.run import train
 from postil.training.settings import TrainSettings, settings_from_dict
@@ -34,14 +35,16 @@ def run(argv: list[str]) -> int:
     parser.add_class_arguments(TrainSettings, as_group=False)
     parser.set_defaults(_flat(_defaults(argv).to_dict()))
     try:
-        values = parser.parse_args(_with_toml(argv)).as_dict()
+        values = parser.parse_args(_with_configuration(argv)).as_dict()
     except ArgumentError as error:
         raise ValueError(_short(" ".join(str(error).split()))) from None
     resume, overwrite = values.pop("resume"), values.pop("overwrite")
     values.pop("config")
-    outcome = train(settings_from_dict(values), resume=resume, overwrite=overwrite)
-    said = "" if outcome.bits is None else f"; the whole validation text at {outcome.bits:.3f} {outcome.unit}"
-    print(f"{outcome.reason}, {outcome.update} so far{said}; the run is in {outcome.path}")
+    with lasting_output():
+        outcome = train(settings_from_dict(values), resume=resume, overwrite=overwrite)
+        bits = outcome.bits
+        said = "" if bits is None else f"; the whole validation text at {bits:.3f} {outcome.unit}"
+        print(f"{outcome.reason}, {outcome.update} so far{said}; the run is in {outcome.path}")
     return outcome.exit_code
 
 
@@ -94,20 +97,17 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-# The parser reads YAML, and JSON with it; a TOML file is turned into JSON on its way.
-def _with_toml(argv: list[str]) -> list[str]:
-    path = _value(argv, "--config")
-    if path is None or not path.endswith(".toml"):
-        return argv
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib  # pyright: ignore[reportMissingImports]
-    try:
-        text = json.dumps(tomllib.loads(Path(path).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error}") from None
-    return [text if a == path else f"--config={text}" if a == f"--config={path}" else a for a in argv]
+# The parser takes a file's content in the place of its name.
+def _with_configuration(argv: list[str]) -> list[str]:
+    flag, read = "--config", []
+    for before, argument in zip(["", *argv], argv, strict=False):
+        name, _, path = argument.partition("=")
+        if before == flag:
+            argument = read_configuration(Path(argument))
+        elif name == flag and path:
+            argument = f"{flag}={read_configuration(Path(path))}"
+        read.append(argument)
+    return read
 
 
 def with_underscores(argv: list[str]) -> list[str]:
