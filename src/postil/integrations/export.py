@@ -14,14 +14,12 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
@@ -258,26 +256,9 @@ def _first(
 
 
 def _trace(module: nn.Module, example: tuple[Tensor, ...], dims: tuple[Any, ...]) -> ExportedProgram:
-    with _plain_flags(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.export.export(module, example, dynamic_shapes=dims, strict=False)
-
-
-# Attention decides by the length of the state whether its shortcut for whole texts applies. While a length is
-# a symbol so is the answer, and PyTorch's function wants a truth value: it is given that of the example, and
-# the checks afterwards show that it holds for all.
-@contextmanager
-def _plain_flags() -> Iterator[None]:
-    attend = F.scaled_dot_product_attention
-
-    def with_plain_flag(*args: Any, is_causal: Any = False, **kwargs: Any) -> Tensor:
-        return attend(*args, is_causal=bool(is_causal), **kwargs)
-
-    F.scaled_dot_product_attention = with_plain_flag
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = attend
 
 
 # ## Writing

@@ -133,7 +133,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Mask, dropout_prob: float) ->
         allowed = dense_mask(mask, q.shape[0], k.shape[0], q.device).permute(2, 0, 1)[:, None]
     # PyTorch's axes here are batch, head, position, channel. Permuting costs nothing: only strides change.
     q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-    causal = allowed is None and plain_causal
+    # A traced length makes this a symbol; the kernel wants a plain truth value.
+    causal = bool(allowed is None and plain_causal)
     y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, dropout_p=dropout_prob, is_causal=causal)
     return y.permute(2, 0, 1, 3)
 
