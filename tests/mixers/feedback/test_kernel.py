@@ -155,7 +155,8 @@ def test_what_does_not_fit_is_left_to_the_plain_form() -> None:
 def test_without_a_compiler_the_plain_form_says_so_and_computes(tmp_path: object) -> None:
     script = """
 import warnings, torch
-from postil.mixers.feedback import FeedbackAttention, FeedbackTransformerKV, FeedbackTransformerLayer, kernel_status
+from postil.mixers.feedback import FeedbackAttention, FeedbackTransformerKV, FeedbackTransformerLayer
+from postil.mixers.feedback import kernel_status
 from postil.transformer.feed_forward import FeedForward
 attn = FeedbackAttention(2, 32, 0.0, is_kv_precomputed=True)
 layer = FeedbackTransformerLayer(

@@ -70,7 +70,7 @@ def test_a_stack_refuses_gaps_and_other_shapes() -> None:
     stack = Stack(2)
     with pytest.raises(ValueError, match="empty"):
         stack.get()
-    with pytest.raises(ValueError, match="row 1 .* stack of 0"):
+    with pytest.raises(ValueError, match=r"row 1 .* stack of 0"):
         stack.append(1, torch.zeros(2))
     stack.append(0, torch.zeros(2))
     with pytest.raises(ValueError, match="shape"):

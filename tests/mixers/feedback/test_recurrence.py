@@ -81,7 +81,7 @@ def test_padding_in_front_changes_nothing(shared: bool) -> None:
     padded = torch.cat([torch.full((4, 1, D), float("nan"), dtype=x.dtype), x])
     keys = torch.arange(13)[:, None] >= 4
     torch.testing.assert_close(model(padded, Mask(keys=keys))[4:], model(x), rtol=1e-10, atol=1e-10)
-    y, state = model.prefill(padded, mask=Mask(keys=keys))
+    _, state = model.prefill(padded, mask=Mask(keys=keys))
     after = sequence(1, 1)[0]
     expected = model(torch.cat([x, after[None]]))[-1]
     torch.testing.assert_close(model.step(after, state)[0], expected, rtol=1e-10, atol=1e-10)

@@ -176,20 +176,24 @@ class Recurrence(torch.autograd.Function):
         r"""Keep what backward needs; the tape is nobody's result."""
         x, keys, values, allowed, ctx.window, ctx.norm_memory, *operands = inputs
         ctx.mark_non_differentiable(*output[3:])
+        # Else autograd would make zeros as large as the tape, to say that it has no gradient.
+        ctx.set_materialize_grads(False)
         ctx.count = len(operands)
         ctx.save_for_backward(x, keys, values, allowed, *operands, *output)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         r"""Compute all gradients by hand, or by the literal form where they must be differentiable."""
         x, keys, values, allowed, *rest = ctx.saved_tensors
         operands, results = rest[: ctx.count], rest[ctx.count :]
+        given_grads = zip(grads[:3], results[:3], strict=True)
+        grads = tuple(torch.zeros_like(r) if g is None else g for g, r in given_grads)
         rules = ctx.window, ctx.norm_memory
         if torch.is_grad_enabled():
-            given = _literal_gradients(grads[:3], (x, keys, values), operands, allowed, *rules)
+            given = _literal_gradients(grads, (x, keys, values), operands, allowed, *rules)
         else:
             weights, noise = operands[:FOLDED], operands[FOLDED:]
-            given = _backward(list(grads[:3]), results, x, keys, values, allowed, *rules, weights, noise)
+            given = _backward(list(grads), results, x, keys, values, allowed, *rules, weights, noise)
         return *given[:3], None, None, None, *given[3:], *[None] * (ctx.count - FOLDED)
 
     # One problem of the batch after the other: `vmap` is for convenience here, not for speed.
