@@ -106,7 +106,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 # Files of `torch.save` and folders of `torch.distributed.checkpoint` are what people will try first. Their
-# readers elsewhere unpickle, which runs whatever the file says. The error names the reason, so that nobody looks for a switch that allows it: there is none.
+# readers elsewhere unpickle, which runs whatever the file says. The error names the reason, so that nobody
+# looks for a switch that allows it: there is none.
 def _refuse_foreign(folder: Path) -> None:
     if not folder.exists():
         raise CheckpointError(f"{folder}: no such checkpoint")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import signal
 import time
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -30,13 +31,14 @@ from postil.training.data import TrainingText, find_corpus, prepare_text
 from postil.training.display import Display
 from postil.training.engine import as_launched, largest, make_fabric, together
 from postil.training.evaluation import Score
-from postil.training.loop import Progress, Session, start, train_update, validate, write_sample
+from postil.training.loop import Progress, Session, Unfinished, start, train_update, validate, write_sample
 from postil.training.processes import is_rank
 from postil.training.ranks import train_in_ranks
 from postil.training.run_directory import RunDirectory, RunDirectoryError
 from postil.training.settings import TrainSettings
 from postil.training.sharding import share, whole
 from postil.training.signals import StopRequest, stopping_gracefully
+from postil.training.trackers import Trackers, open_trackers
 
 __all__ = ["Outcome", "train"]
 
@@ -234,16 +236,15 @@ def _sit(
     session: Session, directory: RunDirectory | None, path: Path, stop: StopRequest, console: Console
 ) -> Outcome:
     unit = {"bits per character": "bits/char", "bits per byte": "bits/byte"}[session.text.unit]
-    with Display(session.total, unit, console) as display:
-        sitting = _Sitting(session, directory, display, stop)
+    kinds = session.settings.trackers if directory is not None else []
+    about = {"name": path.name, "settings": session.settings.to_dict(), "update": session.progress.update}
+    with (
+        closing(open_trackers(kinds, path, **about)) as trackers,
+        Display(session.total, unit, console) as display,
+    ):
+        sitting = _Sitting(session, directory, display, stop, trackers)
         reason = sitting.run()
-    bits = None
-    if sitting.asked is None:
-        score = validate(session)
-        bits = score.bits(session.text.tokens_per_unit)
-        display.evaluation(session.progress.update, score.loss, bits, score.accuracy, best=False)
-        if directory is not None:
-            directory.log(_line("final", session.progress, score, bits))
+        bits = None if sitting.asked else sitting.finish()
     if directory is not None:
         try:
             draw_curves(path, session.text.unit)
@@ -256,8 +257,16 @@ def _sit(
 class _Sitting:
     r"""The loop over updates, and what happens between them."""
 
-    def __init__(self, session: Session, directory: RunDirectory | None, display: Display, stop: StopRequest):
+    def __init__(
+        self,
+        session: Session,
+        directory: RunDirectory | None,
+        display: Display,
+        stop: StopRequest,
+        trackers: Trackers,
+    ):
         self.session, self.directory, self.display, self.stop = session, directory, display, stop
+        self.trackers = trackers
         s = session.settings
         epoch = session.text.updates_per_epoch
         self.evaluate_every = s.evaluate_every or max(1, min(500, epoch // 10))
@@ -293,6 +302,17 @@ class _Sitting:
                 self.display.sample(s.prompt, write_sample(self.session))
             if progress.update % self.save_every == 0 or best:
                 self._save(best)
+
+    def finish(self) -> float | None:
+        r"""Score the whole validation text at the end; return its bits per character or byte."""
+        try:
+            progress, score = self.session.progress, validate(self.session, None, lambda: self.stop.pressing)
+        except Unfinished:
+            return None
+        bits = score.bits(self.session.text.tokens_per_unit)
+        self.display.evaluation(progress.update, score.loss, bits, score.accuracy, best=False)
+        self._log(_line("final", progress, score, bits))
+        return bits
 
     # A signal reaches one process before another, and clocks differ. If one left at update 20 and another
     # went on to 21, that one would wait for ever: so they ask each other before every update.
@@ -333,7 +353,11 @@ class _Sitting:
 
     def _evaluate(self) -> bool:
         progress = self.session.progress
-        score = validate(self.session, self.session.settings.evaluate_windows)
+        try:
+            limit = self.session.settings.evaluate_windows
+            score = validate(self.session, limit, lambda: self.stop.pressing)
+        except Unfinished:
+            return False
         bits = score.bits(self.session.text.tokens_per_unit)
         best = progress.best is None or bits < progress.best
         if best:
@@ -382,6 +406,7 @@ class _Sitting:
     def _log(self, line: dict[str, Any]) -> None:
         if self.directory is not None:
             self.directory.log(line)
+        self.trackers.log(line)
 
 
 def _line(kind: str, progress: Progress, score: Score, bits: float, **more: float) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from postil.mixer import check_probability, check_sizes
 from postil.registry import REGISTRY, ModelSettings
 from postil.training.schedules import SCHEDULES, Schedule, constant, noam, warmup_cosine
+from postil.training.trackers import TRACKERS
 
 __all__ = ["DataSettings", "OptimizerSettings", "TrainSettings", "settings_from_dict"]
 
@@ -98,6 +99,8 @@ class TrainSettings:
     """Checkpoints kept, besides the best."""
     log_every: int = 10
     """Updates between lines of metrics.jsonl."""
+    trackers: list[str] = field(default_factory=list)
+    """Where the lines of metrics.jsonl go besides: csv, tensorboard, wandb, trackio."""
     devices: int = 1
     """Processes on each machine, one a device; under torchrun, as many as it started."""
     nodes: int = 1
@@ -128,6 +131,8 @@ class TrainSettings:
         _check_known("data.order", self.data.order, ("shuffled", "sequential"))
         _check_known("strategy", self.strategy, ("auto", "ddp", "fsdp"))
         _check_known("precision", self.precision, ("32", "bf16-mixed", "16-mixed"))
+        for tracker in self.trackers:
+            _check_known("tracker", tracker, TRACKERS)
         _check_known("accelerator", self.accelerator, ("auto", "cpu", "cuda"))
         if self.updates is None and self.epochs is None and self.max_tokens is None and self.max_time is None:
             raise ValueError("nothing would end this run: give updates, epochs, max_tokens or max_time")

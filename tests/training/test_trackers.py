@@ -4,10 +4,11 @@ import csv
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from postil.integrations.trackers import TRACKERS, Trackers, open_trackers
+from postil.training.trackers import TRACKERS, Trackers, open_trackers
 
 TRAIN = {"kind": "train", "update": 1, "tokens": 64, "seconds": 0.5, "loss": 2.5, "bits": 3.6, "lr": 0.01}
 VALID = {
@@ -82,7 +83,7 @@ def test_trackio_keeps_the_numbers(tmp_path):
     program = f"""
 import json, os
 os.environ["TRACKIO_DIR"] = {str(tmp_path / "trackio")!r}
-from postil.integrations.trackers import open_trackers
+from postil.training.trackers import open_trackers
 trackers = open_trackers(["trackio"], {str(tmp_path)!r}, name="small", settings={{"mixer": "m"}})
 for line in {[TRAIN, VALID]!r}:
     trackers.log(line)
@@ -139,9 +140,31 @@ def test_unknown_and_missing_are_named(tmp_path, monkeypatch):
 def test_only_what_is_chosen_is_imported(tmp_path):
     program = f"""
 import sys
-from postil.integrations.trackers import open_trackers
+from postil.training.trackers import open_trackers
 open_trackers(["csv"], {str(tmp_path)!r}, name="n", settings={{}}).log({TRAIN!r})
 print([name for name in ("wandb", "trackio", "tensorboard", "transformers", "onnx") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_run_hands_its_lines_to_its_trackers(settings) -> None:
+    import csv
+
+    from quietly import run
+
+    outcome = run(settings(trackers=["csv"]))
+    with (outcome.path / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    metrics = (outcome.path / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == len(metrics) > 20
+    assert rows[-1]["kind"] == "final" and float(rows[-1]["bits"]) == outcome.bits
+
+
+def test_an_unknown_tracker_is_named(settings) -> None:
+    from quietly import run
+
+    s = settings(trackers=["paper"])
+    with pytest.raises(ValueError, match="tracker='paper' is not known; there are csv"):
+        run(s)
+    assert not Path(s.out).exists()
