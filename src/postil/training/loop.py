@@ -33,6 +33,7 @@ __all__ = [
     "NonFiniteError",
     "Progress",
     "Session",
+    "Unfinished",
     "seed_update",
     "start",
     "train_update",
@@ -43,6 +44,10 @@ __all__ = [
 
 class NonFiniteError(FloatingPointError):
     r"""Loss or gradient is NaN or infinite; the update was not made and the weights are as before."""
+
+
+class Unfinished(Exception):
+    r"""An evaluation that was broken off because the process has to leave."""
 
 
 @dataclass
@@ -167,11 +172,17 @@ def _waits(session: Session) -> bool:
     return session.fabric.world_size > 1 and session.settings.strategy != "fsdp"
 
 
-def validate(session: Session, limit: int | None = None) -> Score:
-    r"""Score the model on the fixed validation windows, all or `limit` of them, each process its share."""
+def validate(
+    session: Session, limit: int | None = None, pressing: Callable[[], bool] = lambda: False
+) -> Score:
+    r"""Score the model on the fixed validation windows, all or `limit` of them, each process its share.
+
+    Raises:
+        Unfinished: `pressing` became true in one of the processes; all leave together.
+    """
     fabric = session.fabric
     batches = session.text.validation(fabric.global_rank, fabric.world_size, limit)
-    own = evaluate(session.loss, _in_step(session, batches), fabric.device)
+    own = evaluate(session.loss, _in_step(session, batches, pressing), fabric.device)
     sums = torch.tensor([own.nats, own.correct, own.tokens], dtype=torch.float64, device=fabric.device)
     nats, correct, tokens = summed(fabric, sums).tolist()
     return Score(nats, int(correct), int(tokens))
@@ -179,11 +190,18 @@ def validate(session: Session, limit: int | None = None) -> Score:
 
 # Some processes have one batch less than others. Where layers are put together for every call, by all, those
 # take part with a batch that has nothing to predict.
-def _in_step(session: Session, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def _in_step(
+    session: Session, batches: Iterator[tuple[Tensor, Tensor]], pressing: Callable[[], bool]
+) -> Iterator[tuple[Tensor, Tensor]]:
     nothing = torch.zeros(1, session.settings.model.seq_len, dtype=torch.int64)
     while True:
         batch = next(batches, None)
-        if not largest(session.fabric, torch.tensor(int(batch is not None))):
+        goes_on, leaves = largest(
+            session.fabric, torch.tensor([batch is not None, pressing()]).long()
+        ).tolist()
+        if leaves:
+            raise Unfinished
+        if not goes_on:
             return
         yield batch or (nothing, torch.full_like(nothing, IGNORED))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,6 +19,9 @@ __all__ = ["StopRequest", "stopping_gracefully"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+# A scheduler that asks kills some ten seconds later, and saving needs its share of them.
+PATIENCE = 4.0
+
 
 class StopRequest:
     r"""Whether the process has been asked to stop, and the exit code that says so."""
@@ -25,6 +29,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._at_once = False
+        self._since = 0.0
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -33,6 +38,11 @@ class StopRequest:
     def exit_code(self) -> int:
         r"""0 while nobody asked; then 128 + the signal, as shells have it: SIGTERM 143, SIGINT 130."""
         return 128 + self.signal if self.signal else 0
+
+    @property
+    def pressing(self) -> bool:
+        r"""Whether it was asked for some seconds ago: time to break off what can be broken off."""
+        return self.signal is not None and time.monotonic() - self._since >= PATIENCE
 
     def leave(self) -> None:
         r"""Leave if asked to: for loops that have nothing to save.
@@ -59,7 +69,7 @@ class StopRequest:
         # No clean-up, no locks, no output: whatever hangs must not be able to hold up the second signal.
         if self.signal is not None:
             os._exit(128 + number)
-        self.signal = signal.Signals(number)
+        self.signal, self._since = signal.Signals(number), time.monotonic()
         if self._at_once:
             raise SystemExit(self.exit_code)
 
