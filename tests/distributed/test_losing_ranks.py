@@ -67,7 +67,7 @@ if os.environ.get("LOCAL_RANK") == "1":
     ("fault", "message"),
     [
         ("raise OSError('the disk is gone')", "rank 1 failed: OSError: the disk is gone"),
-        ("raise RuntimeError('out of memory')", "rank 1 failed: RuntimeError: out of memory"),
+        ("raise RuntimeError('no such kernel')", "rank 1 failed: RuntimeError: no such kernel"),
         ("raise SystemExit(0)", "rank 1"),
         ("os._exit(0)", "rank 1 ended early, with exit code 0"),
         ("nats = nats * float('nan')", "update 12: loss nan"),

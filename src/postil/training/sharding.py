@@ -69,22 +69,21 @@ def recompute_layers(model: LanguageModel) -> None:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-# Every process must ask for each tensor, in the same order, whether it keeps the answer or not: to put one
-# together is an exchange between all. Two names of one tensor stay one tensor.
+# To put a tensor together is an exchange between all, so every process must ask for each of them, whether it
+# keeps the answer or not, and in the same order. That of a dictionary will not do: what was read from a file
+# stands in another order in each process. Two names of one tensor stay one tensor.
 def whole(tensors: Mapping[str, Tensor], keep: bool = True) -> dict[str, Tensor]:
     r"""Put shared tensors together, one at a time; where `keep` is false, only help and return nothing.
 
     Memory: with `keep` all of them on the CPU, otherwise the largest.
     """
     found: dict[int, Tensor] = {}
-    result: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
+    for name in sorted(tensors):
+        tensor = tensors[name]
         if isinstance(tensor, DTensor) and id(tensor) not in found:
             complete = full(tensor.detach())
             found[id(tensor)] = complete.cpu() if keep else complete.new_empty(0)
-        if keep:
-            result[name] = found.get(id(tensor), tensor)
-    return result
+    return {name: found.get(id(tensor), tensor) for name, tensor in tensors.items()} if keep else {}
 
 
 def share(tensors: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
