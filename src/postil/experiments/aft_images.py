@@ -143,9 +143,7 @@ def main(arguments: list[str] | None = None) -> None:
     model = build(chosen.variant)
     train(model, training, chosen.updates)
     seen, unseen = bits_per_dimension(model, training), bits_per_dimension(model, test)
-    print(
-        f"{chosen.variant}: {unseen:.3f} bits per dimension on {len(test)} test digits, {seen:.3f} in training"
-    )
+    print(f"{chosen.variant}: {unseen:.3f} bits per dimension on new digits, {seen:.3f} on known ones")
     if chosen.out is not None:
         import matplotlib.image
 

@@ -65,7 +65,7 @@ class Reach(NamedTuple):
 # Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call.
 def chunk_rows(c: int, reach: Reach, length: int, width: int) -> int:
     r"""Rows of a chunk `width` columns wide: whole blocks; enough that only neighbouring chunks overlap."""
-    rows = min(max(ROWS, ROWS * COLUMNS // max(width, 1)), 8 * ROWS, length)
+    rows = min(max(ROWS, ROWS * COLUMNS // max(width, 1)), 4 * ROWS, length)
     return c * -(-max(rows, reach.left + reach.right, 1) // c)
 
 

@@ -74,7 +74,7 @@ class KeySide:
         column = column.where((column >= 0) & (column < k), k)
         within = (query - shift * self.c) * (k + 1) + column
         block = torch.arange(self.first, self.first + blocks, device=device)[:, None, None] + shift
-        return block.clamp(0, self.count - 1) * (self.c * (k + 1)) + within
+        return (block.clamp(0, self.count - 1) * (self.c * (k + 1)) + within).int()
 
     # A query that lists a pair as far passes its gradient on through the sums; here it is dropped.
     def sorted_by_query(self, near: Tensor) -> Tensor:
