@@ -27,7 +27,8 @@ def run(argv: list[str]) -> int:
     if len(set(names)) < len(names):
         raise ValueError(f"a name is given twice: {' '.join(names)}")
     # The flags are read once for each contender, over its own defaults: so they change all of them alike.
-    settings = {name: _settings(_parse(argv, own_settings(name))) for name in names}
+    base = first["experiment"]
+    settings = {name: _settings(_parse(argv, own_settings(name, base))) for name in names}
     contenders = plan(settings, equal_parameters=first["equal_parameters"])
     out = Path(first["out"] or "runs/comparison")
     console = Console(highlight=False)
@@ -43,25 +44,34 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def own_settings(name: str) -> TrainSettings:
-    r"""Give an experiment's settings, or for a mixer the defaults; how long to train is for the caller.
+def own_settings(name: str, base: str | None = None) -> TrainSettings:
+    r"""Give an experiment's settings, or for a mixer those of the experiment `base` or the defaults.
+
+    How long to train is left open: the budget is the comparison's.
 
     Raises:
         ValueError: there is no experiment or mixer of this name.
     """
-    if name in EXPERIMENTS:
-        return replace(EXPERIMENTS[name], updates=None, epochs=None, max_tokens=None, max_time=None)
-    if name in REGISTRY:
-        return TrainSettings(mixer=name)
-    known = ", ".join(dict.fromkeys([*EXPERIMENTS, *REGISTRY]))
-    raise ValueError(f"{name!r} is neither an experiment nor a mixer; there are {known}")
+    if base is not None and base not in EXPERIMENTS:
+        raise ValueError(f"experiment={base!r} is not known; there are {', '.join(EXPERIMENTS)}")
+    if name in REGISTRY and (base is not None or name not in EXPERIMENTS):
+        settings = TrainSettings() if base is None else EXPERIMENTS[base]
+        options = settings.model.options if settings.mixer == name else {}
+        settings = replace(settings, mixer=name, model=replace(settings.model, options=options))
+    elif name in EXPERIMENTS and base is None:
+        settings = EXPERIMENTS[name]
+    else:
+        known = ", ".join(REGISTRY if base else dict.fromkeys([*EXPERIMENTS, *REGISTRY]))
+        raise ValueError(f"{name!r} is no mixer{'' if base else ' or experiment'}; there are {known}")
+    return replace(settings, updates=None, epochs=None, max_tokens=None, max_time=None)
 
 
 def _parse(argv: list[str], defaults: TrainSettings) -> dict[str, Any]:
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(
         prog="postil compare",
-        description="Train several models with the same budget and report. Names are experiments or mixers; the "
+        description="Train several models with the same budget and report. Names are experiments, each with "
+        "its own settings, or mixers; with --experiment NAME all are mixers on the settings of that one. The "
         "settings below change all of them alike.",
         exit_on_error=False,
     )
