@@ -78,6 +78,13 @@ def test_train_sample_info(trained: Path, capsys) -> None:
     assert capsys.readouterr().out == first
 
 
+def test_info_without_a_run_says_which_form_computes(capsys) -> None:
+    assert main(["info"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "multi-head-attention" in shown
+    assert "compiled kernel" in shown or "plain PyTorch form" in shown
+
+
 def test_a_prompt_from_a_file_and_from_standard_input(trained: Path, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_bytes("\ufeffthe\r\nfox".encode())
