@@ -26,6 +26,10 @@ import torch
 
 __all__ = ["compare", "machine", "peak_memory", "print_peak", "steady_malloc", "write_results"]
 
+# Where there is a GPU, a suite runs on it without knowing: tensors and modules are made there by default.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.set_default_device(DEVICE)
+
 RESULTS = Path(__file__).parent / "results"
 MINIMUM_SECONDS = 0.02
 
@@ -74,10 +78,21 @@ def _warm_up(run: Callable[[], Any], clock: Callable[[], float]) -> int:
     return max(1, round(MINIMUM_SECONDS / max(_time(run, 1, clock), 1e-6)))
 
 
+# A GPU is given its work and left alone, so the CPU's clock stops too early. Events are marks in the GPU's
+# own queue. What counts is the work between them, and the waiting for the next piece of it.
 def _time(run: Callable[[], Any], calls: int, clock: Callable[[], float]) -> float:
     gc.collect()
     gc.disable()
     try:
+        if DEVICE == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda.synchronize()
+            start.record()
+            for _ in range(calls):
+                run()
+            end.record()
+            torch.cuda.synchronize()
+            return start.elapsed_time(end) / 1000 / calls
         start = clock()
         for _ in range(calls):
             run()
@@ -120,9 +135,16 @@ def _round(value: float) -> float:
 def print_peak(run: Callable[[], Any]) -> None:
     r"""In a fresh process: call `run` and print how far it raised the high-water mark, as one JSON line."""
     gc.collect()
-    before = _status("VmRSS")
-    run()
-    print(json.dumps({"peak_bytes": max(0, _status("VmHWM") - before)}))
+    if DEVICE == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        before = _status("VmRSS")
+        run()
+        peak = _status("VmHWM")
+    print(json.dumps({"peak_bytes": max(0, peak - before)}))
 
 
 def peak_memory(command: list[str], timeout: float = 1800) -> int:
@@ -151,6 +173,7 @@ def machine(packages: tuple[str, ...] = ()) -> dict[str, Any]:
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
     return {
         "processor": model or platform.processor(),
+        "gpu": torch.cuda.get_device_name() if DEVICE == "cuda" else None,
         "cores": os.cpu_count(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "load_average": [round(load, 2) for load in os.getloadavg()],
@@ -166,7 +189,7 @@ def machine(packages: tuple[str, ...] = ()) -> dict[str, Any]:
 def write_results(name: str, rows: list[dict[str, Any]], packages: tuple[str, ...] = ()) -> Path:
     r"""Write `results/<name>.json`: the machine, the command, and the rows; return its path."""
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    path = RESULTS / (f"{name}-cuda.json" if DEVICE == "cuda" else f"{name}.json")
     document = {
         "machine": machine(packages),
         "command": " ".join(["python", *_shown(sys.argv)]),

@@ -1,0 +1,119 @@
+"""The table of claims is made of results, and the committed one is current."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+spec = importlib.util.spec_from_file_location("claims", ROOT / "benchmarks/claims.py")
+assert spec and spec.loader
+claims = importlib.util.module_from_spec(spec)
+sys.modules["claims"] = claims
+spec.loader.exec_module(claims)
+
+MACHINE = {"processor": "a processor", "gpu": None, "torch": "2", "date": "2026-01-01"}
+
+
+def spread(median: float) -> dict:
+    return {"median": median, "quartiles": [median, median], "ratio": {"shared": {"median": median}}}
+
+
+AFT_ROWS = [
+    {
+        "what": "forward+backward",
+        "T": 1024,
+        "D": 256,
+        "rounds": 7,
+        "over_linear_layers": spread(1.25),
+        "times_slower_than_AFTLocal": {"SDPA attention": 2.5},
+    },
+    {"what": "peak memory, forward+backward", "name": "AFTLocal", "T": 65536, "units_of_TBD": 12.5},
+    {"what": "decoding one token", "after": 10, "times": {"AFTLocal": spread(1.0)}},
+    {"what": "decoding one token", "after": 3999, "times": {"AFTLocal": spread(1.02)}},
+]
+
+
+def write(folder: Path, name: str, rows: list, command: str = "python benchmarks/x.py") -> None:
+    document = {"machine": MACHINE, "command": command, "rows": rows}
+    (folder / f"{name}.json").write_text(json.dumps(document))
+
+
+def test_the_committed_table_is_current():
+    assert claims.PAGE.read_text(encoding="utf-8") == claims.table()
+
+
+def test_papers_are_known():
+    known = re.findall(r"^\[(\w+)\]", (ROOT / "papers.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {claim.paper for claim in claims.CLAIMS} <= set(known)
+
+
+def test_without_results_nothing_is_claimed(tmp_path):
+    rows = [line for line in claims.table(tmp_path).splitlines() if line.startswith("| [")]
+    assert len(rows) == len(claims.CLAIMS) and all("not measured yet" in row for row in rows)
+
+
+def test_figures_come_from_the_results(tmp_path):
+    write(tmp_path, "aft-quick", AFT_ROWS, "python benchmarks/aft.py --quick")
+    page = claims.table(tmp_path)
+    for figure in (
+        "12.5 at T = 65,536",
+        "1.25 at T = 1,024",
+        "2.50 at T = 1,024",
+        "AFTLocal: 1.02 times as long after 3,999 tokens as after 10",
+        "`python benchmarks/aft.py --quick`",
+        "7 rounds; a processor, torch 2, 2026-01-01",
+    ):
+        assert figure in page
+    # All sizes are better than a few.
+    write(tmp_path, "aft", [{**AFT_ROWS[0], "T": 4096}], "python benchmarks/aft.py --full")
+    page = claims.table(tmp_path)
+    assert "1.25 at T = 4,096" in page and "12.5" not in page
+
+
+def test_the_feedback_transformer(tmp_path):
+    row = {"D": 128, "L": 4, "T": 128, "threads": 1, "rounds": 7}
+    write(
+        tmp_path,
+        "feedback",
+        [
+            {**row, "what": "forward+backward", "over_parallel_transformer": {"shared": 1.01}},
+            {**row, "what": "forward", "over_parallel_transformer": {"shared": 9.0}},
+            {**row, "what": "forward+backward", "threads": 2, "over_parallel_transformer": {"shared": 9.0}},
+            {
+                "what": "decoding one token",
+                "D": 512,
+                "L": 6,
+                "after": 128,
+                "times": {"parallel transformer, cached": spread(1.1)},
+            },
+        ],
+    )
+    page = claims.table(tmp_path)
+    assert "1.01 at D = 128, L = 4, T = 128 |" in page
+    assert "1.10 at D = 512, L = 6 after 128 tokens |" in page
+
+
+def test_a_comparison(tmp_path):
+    row = {"name": "aft-local", "parameters": 1000, "bits": {"mean": 2.0, "deviation": 0.05}}
+    document = {
+        "machine": {"device": "AVX512", "threads": 2},
+        "budget": {"max_tokens": 64},
+        "seeds": [1, 2],
+        "contenders": [row],
+    }
+    (tmp_path / "comparison.json").write_text(json.dumps(document))
+    page = claims.table(tmp_path)
+    assert "aft-local 2.000 ± 0.050 (1,000 parameters)" in page
+    assert "max_tokens 64; seeds 1, 2; AVX512, 2 threads" in page
+
+
+@pytest.mark.parametrize("suite", {claim.suite for claim in claims.CLAIMS} - {"comparison", "algorithmic"})
+def test_commands_name_suites(suite):
+    assert (ROOT / "benchmarks" / f"{suite}.py").exists()
