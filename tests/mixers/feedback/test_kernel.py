@@ -44,8 +44,9 @@ MASKS = {
 }
 
 
-def problem(case: str) -> plain.Problem:
-    shared, width, hidden, options, mask, carried = CASES[case]
+def build(
+    shared: bool, width: int, hidden: int, options: dict[str, object]
+) -> FeedbackTransformer | FeedbackTransformerKV:
     attn = FeedbackAttention(H, width, 0.0, is_kv_precomputed=shared, positions=24)
     layer = FeedbackTransformerLayer(
         d_model=width, attn=attn, feed_forward=FeedForward(width, hidden, 0.0), dropout_prob=0.0
@@ -57,6 +58,13 @@ def problem(case: str) -> plain.Problem:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
+    return model
+
+
+def problem(case: str) -> plain.Problem:
+    shared, width, hidden, options, mask, carried = CASES[case]
+    model = build(shared, width, hidden, options)
+    with torch.no_grad():
         state = model.prefill(torch.randn(carried, B, width))[1] if carried else None
         x, weights, memory, allowed, window, _ = model.operands(
             torch.randn(T, B, width), MASKS[mask](), state
@@ -141,6 +149,36 @@ def test_large_numbers_stay_finite(magnitude: float) -> None:
     zeros = torch.zeros_like(keys), torch.zeros_like(values)
     dx, _, _, dw = kernel.backward(p, tape, y, (keys, values), torch.ones_like(y), zeros)
     assert all(tensor.isfinite().all() for tensor in (y, keys, values, dx, *dw))
+
+
+@needs_kernel
+@torch.no_grad()
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("options", [{}, {"window": 5}, {"norm_memory": True}])
+def test_compiled_steps_equal_the_whole_sequence(
+    shared: bool, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, step = [], kernel.step
+    monkeypatch.setattr(kernel, "step", lambda *operands: calls.append(1) or step(*operands))
+    model, x = build(shared, 32, 48, options), torch.randn(40, 3, 32)
+    # Padding in front, longer than the prompt in one row: there the first steps read nothing at all.
+    keys = torch.arange(40)[:, None] >= torch.tensor([0, 3, 6])
+    expected = model(x, Mask(keys=keys))
+    _, state = model.prefill(x[:6], mask=Mask(keys=keys[:6]))
+    for t in range(6, 40):
+        y, state = model.step(x[t], state)
+        torch.testing.assert_close(y, expected[t], rtol=1e-5, atol=1e-5)
+    assert len(calls) == 34
+
+
+@needs_kernel
+def test_steps_with_gradients_or_dropout_are_left_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "step", lambda *operands: pytest.fail("the kernel gives no gradients"))
+    model, x = build(True, 32, 48, {}), torch.randn(2, 3, 32)
+    _, state = model.prefill(x[:1])
+    y, _ = model.step(x[1], state)
+    y.sum().backward()
+    assert model.key.linear.weight.grad is not None
 
 
 def test_what_does_not_fit_is_left_to_the_plain_form() -> None:

@@ -97,7 +97,8 @@ def test_gradients_pass_gradcheck_of_both_orders() -> None:
     def run(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (x, Mask(keys=keys)))
 
-    assert torch.autograd.gradcheck(run, (x, *parameters), eps=1e-6, atol=1e-5, rtol=1e-3)
+    # Along random directions; the laws check the first order number by number.
+    assert torch.autograd.gradcheck(run, (x, *parameters), eps=1e-6, atol=1e-5, rtol=1e-3, fast_mode=True)
     assert torch.autograd.gradgradcheck(run, (x, *parameters), eps=1e-6, atol=1e-5, rtol=1e-3, fast_mode=True)
 
 

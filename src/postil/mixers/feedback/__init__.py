@@ -9,21 +9,18 @@ The pages, in the order to read them:
 5. `backward`: its gradient, by hand;
 6. `kernel`: both compiled, the C++ beside it;
 7. `operation`: all this as one differentiable function;
-8. `transformer`: the modules;
+8. `layer`, `backbone`, `transformer`: the modules;
 9. `from_parallel`: starting from a trained parallel transformer.
 """
 
 from postil.mixers.feedback.attention import FeedbackAttention
 from postil.mixers.feedback.from_parallel import from_parallel
 from postil.mixers.feedback.kernel import kernel_status
+from postil.mixers.feedback.layer import FeedbackTransformerLayer
 from postil.mixers.feedback.memory import FeedbackState, Stack, StackFunction
 from postil.mixers.feedback.operation import feedback_transformer
 from postil.mixers.feedback.recurrence import feedback_transformer_reference
-from postil.mixers.feedback.transformer import (
-    FeedbackTransformer,
-    FeedbackTransformerKV,
-    FeedbackTransformerLayer,
-)
+from postil.mixers.feedback.transformer import FeedbackTransformer, FeedbackTransformerKV
 
 __all__ = [
     "FeedbackAttention",

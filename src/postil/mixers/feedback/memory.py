@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
+from torch.nn import functional as F
 
 __all__ = ["FeedbackState", "Stack", "StackFunction"]
 
@@ -198,11 +199,12 @@ class FeedbackState(NamedTuple):
         count = self.stop - self.start
         room = 2 * max(count, 32) if window is None else 2 * max(count, window)
 
+        # In memory the positions of one head lie together, as attention reads them.
         def moved(rows: Tensor) -> Tensor:
-            buffer = rows.new_zeros(room, *rows.shape[1:])
+            buffer = rows.new_zeros(*rows.shape[1:-1], room, rows.shape[-1]).movedim(-2, 0)
             buffer[:count] = rows
             return buffer
 
         keys, values, real = self.memory
-        seen = None if real is None else moved(real)
+        seen = None if real is None else F.pad(real, (0, 0, 0, room - count))
         return FeedbackState(moved(keys), moved(values), seen, 0, count, torch.tensor(count + 1))

@@ -20,6 +20,7 @@ import subprocess
 import tempfile
 import threading
 import warnings
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -30,9 +31,9 @@ from postil.mixers.feedback.backward import memory_weights, start_debts
 from postil.mixers.feedback.plain import Problem, Tape, blank_tape, room
 from postil.mixers.feedback.recurrence import FoldedWeights
 
-__all__ = ["backward", "fits", "forward", "kernel_status"]
+__all__ = ["available", "backward", "fits", "forward", "kernel_status", "step"]
 
-SOURCES = ("feedback.cpp", "backward.h", "problem.h", "products.h", "vectors.h")
+SOURCES = ("feedback.cpp", "backward.h", "step.h", "problem.h", "products.h", "vectors.h")
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 LANES = 16
 
@@ -150,6 +151,83 @@ def backward(
     )
     memory_weights(tape, outputs, debts, dw)
     return dx, debts.keys[:, :, :, : p.carried], debts.values[:, :, :, : p.carried], dw
+
+
+# ## One position
+#
+# Decoding does not pack the weights; it is given the address of each where it lies, anew for every step, so
+# that a model may change between steps as it likes.
+STEP_SIZES = (
+    "B", "D", "F", "L", "H", "E", "G", "S", "positions", "at_position", "at_row", "at_group", "at_head",
+)  # fmt: skip
+STEP_POINTERS = (
+    "layers", "projections", "real", "x", "keys", "values", "mixing", "memory_gain", "memory_shift",
+    "final_gain", "final_shift", "y", "new_keys", "new_values",
+)  # fmt: skip
+
+
+class _Step(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in STEP_SIZES),
+        *((name, ctypes.c_void_p) for name in STEP_POINTERS),
+    ]
+
+
+def available() -> bool:
+    r"""Say whether the kernel is there; build it if it can be built."""
+    return isinstance(_library(), ctypes.CDLL)
+
+
+def _addresses(rows: Sequence[Sequence[Tensor | None]]) -> ctypes.Array[ctypes.c_void_p]:
+    found = [None if t is None else t.data_ptr() for row in rows for t in row]
+    return (ctypes.c_void_p * len(found))(*found)
+
+
+def step(
+    x: Tensor,
+    memory: tuple[Tensor, Tensor, Tensor | None],
+    layers: Sequence[Sequence[Tensor]],
+    projections: Sequence[Sequence[Tensor | None]],
+    norms: Mapping[str, Tensor],
+    mixing: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Compute one position: its output, and its keys and values `[B, G, H, E]`.
+
+    `layers` and `projections` list the parameters in the order of `step.h`; `norms` are the last layer norm
+    and, if there is one, the memory's.
+    """
+    keys, values, real = memory
+    (batch, width), (count, _, groups, heads, head_width) = x.shape, keys.shape
+    if values.stride() != keys.stride():
+        values = values.contiguous()
+        keys = keys.contiguous()
+    made = [x.new_empty(batch, width), *(x.new_empty(keys.shape[1:]) for _ in range(2))]
+    held = {"x": x.contiguous(), "mixing": mixing, "keys": keys, "values": values, **norms}
+    held |= dict(zip(("y", "new_keys", "new_values"), made, strict=True))
+    if real is not None:
+        held["real"] = real.contiguous()
+    tables = _addresses(layers), _addresses(projections)
+    addresses = {name: tensor.data_ptr() for name, tensor in held.items()}
+    addresses |= {"layers": ctypes.addressof(tables[0]), "projections": ctypes.addressof(tables[1])}
+    at_position, at_row, at_group, at_head, _ = keys.stride()
+    call = _Step(
+        B=batch,
+        D=width,
+        F=layers[0][10].shape[0],
+        L=len(layers),
+        H=heads,
+        E=head_width,
+        G=groups,
+        S=count,
+        positions=layers[0][4].shape[0],
+        at_position=at_position,
+        at_row=at_row,
+        at_group=at_group,
+        at_head=at_head,
+        **addresses,
+    )
+    _library().feedback_step(ctypes.byref(call))  # type: ignore[union-attr]
+    return made[0], made[1], made[2]
 
 
 # ## The build

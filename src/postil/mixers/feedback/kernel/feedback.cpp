@@ -7,6 +7,7 @@
 #include "problem.h"
 
 #include "backward.h"
+#include "step.h"
 
 // All weights, packed for rows from the left. Position tables are matrices like the others, one a head; their
 // last column is distance 1.
@@ -168,3 +169,5 @@ extern "C" void feedback_forward(const Problem* p) {
 }
 
 extern "C" void feedback_backward(const Problem* p) { backward(*p); }
+
+extern "C" void feedback_step(const Step* p) { step(*p); }

@@ -3,6 +3,7 @@
 // A step multiplies as many rows as a thread has sequences, often 8 to 32, with every weight matrix of the
 // model. General libraries repack the matrix on each call. Here it is packed once for the whole sequence.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <vector>
 

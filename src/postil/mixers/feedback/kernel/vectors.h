@@ -62,18 +62,20 @@ static inline void add_scaled(float* y, const float* x, float s, const float* z,
     }
 }
 
+// Halves are added to halves: four additions that wait for each other, not sixteen.
 static inline float sum(v16 a) {
-    float lanes[LANES], s = 0;
+    float lanes[LANES];
     store(lanes, a);
-    for (float lane : lanes) s += lane;
-    return s;
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
 }
 static inline float largest(v16 a) {
     float lanes[LANES];
     store(lanes, a);
-    float m = lanes[0];
-    for (float lane : lanes) m = lane > m ? lane : m;
-    return m;
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    return lanes[0];
 }
 
 // exp(x) = 2^n exp(r) with n the nearest whole number to x / ln 2, so |r| <= 0.35, where eight terms of the
