@@ -118,7 +118,7 @@ class Child:
         raise AssertionError(f"a trial did not end within {seconds} s")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def child():
     if not hasattr(os, "fork"):
         pytest.skip("needs fork")

@@ -2,21 +2,26 @@ r"""The loss curve of a run, drawn from its own `metrics.jsonl`."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from postil import durable
 
 __all__ = ["draw_curves", "read_metrics"]
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    r"""Read the lines of a metrics file; a last line torn by a crash is left out."""
+    r"""Read the lines of a metrics file; those torn by a crash, or not written by a run, are left out."""
     lines = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    for line in path.read_bytes().split(b"\n"):
         try:
-            lines.append(json.loads(line))
-        except json.JSONDecodeError:
+            values = durable.parse_json(line)
+        except ValueError:
             continue
+        # JSON has no words for these, so a run writes them as text.
+        values = {k: float(v) if v in ("nan", "inf", "-inf") else v for k, v in values.items()}
+        if isinstance(values.get("kind"), str) and isinstance(values.get("update"), int):
+            lines.append(values)
     return lines
 
 

@@ -226,9 +226,17 @@ def _micro_batches(inputs: Tensor, targets: Tensor, size: int | None) -> list[tu
 # The norm is wanted even where nothing is clipped: it shows trouble before the loss does.
 def _clipped_norm(session: Session) -> float:
     limit = session.settings.optimizer.clip or float("inf")
-    norm = session.fabric.clip_gradients(
-        session.loss, session.optimizer, max_norm=limit, error_if_nonfinite=False
-    )
+    # Clipping to a norm of NaN would make every gradient NaN, and the one at fault could not be named.
+    strict = session.settings.precision != "16-mixed"
+    try:
+        norm = session.fabric.clip_gradients(
+            session.loss, session.optimizer, max_norm=limit, error_if_nonfinite=strict
+        )
+    except RuntimeError as error:
+        if "non-finite" not in str(error):
+            raise
+        gradients = [p.grad for p in session.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
     assert norm is not None
     return float(full(norm))
 
