@@ -54,6 +54,7 @@ h2 { margin: 1.6em 0 .5em; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 6px 14px 6px 0; border-bottom: 1px solid var(--line);
   text-align: right; white-space: nowrap; }
+thead th { white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 pre { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 code, pre { font: .875em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }

@@ -135,7 +135,16 @@ def test_equal_parameters(text):
     free = plan(given)
     assert free[2].parameters != free[0].parameters
     with pytest.raises(ValueError, match="even with d_ff=1"):
-        plan({"a": settings(text, "aft-simple"), "f": settings(text, "feedback")}, equal_parameters=True)
+        large = settings(text, "feedback", model={"options": {"positions": 4096}})
+        plan({"a": settings(text, "aft-simple"), "f": large}, equal_parameters=True)
+
+
+def test_distances_beyond_a_window_do_not_count(text):
+    (small,) = plan({"f": settings(text, "feedback")})
+    assert small.settings.model.options == {"positions": 16}
+    # Shared keys and values: a vector of 8 and a bias for each of 2 heads, for each distance.
+    (large,) = plan({"f": settings(text, "feedback", model={"options": {"positions": 17}})})
+    assert large.parameters - small.parameters == 8 + 2
 
 
 def test_settings_of_names():

@@ -9,6 +9,7 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from rich.console import Console
 
+from postil.cli.output import lasting_output
 from postil.cli.train import _flat, _short, with_underscores
 from postil.comparing import as_table, compare, plan
 from postil.comparing.running import Stopped
@@ -35,7 +36,8 @@ def run(argv: list[str]) -> int:
     for each in contenders:
         console.print(f"{each.name}: {each.parameters:,} parameters", markup=False)
     try:
-        document = compare(contenders, seeds, out, console=console)
+        with lasting_output():
+            document = compare(contenders, seeds, out, console=console)
     except Stopped as stopped:
         console.print(str(stopped))
         return stopped.code
