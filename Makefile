@@ -4,7 +4,7 @@ BIN := .venv/bin
 DEMO_SECONDS ?= 120
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-full faults lint format site browser peers clean
+.PHONY: demo test test-full faults licences lint format site browser peers clean
 
 demo: .venv/.demo  ## train a small model, print a table and a sample, save the loss curve
 	$(BIN)/postil train --experiment demo --out runs/demo --overwrite --max-time $(DEMO_SECONDS)
@@ -22,7 +22,13 @@ test-full: .venv/.dev  ## every test, the long ones too
 	$(PYTEST)
 
 faults: .venv/.dev  ## the whole fault suite
-	$(PYTEST) tests/faults
+	$(PYTEST) tests/faults tests/security tests/fuzz tests/distributed/test_losing_ranks.py \
+	  tests/distributed/test_world_sizes.py \
+	  tests/pages/test_site.py::test_a_build_that_is_killed_leaves_the_old_site \
+	  tests/pages/test_site.py::test_a_full_disk_leaves_the_old_site
+
+licences: .venv/.demo  ## every package that an installation brings, with its licence, into licences.md
+	$(BIN)/python docs/list_licences.py plot bpe pages > licences.md
 
 lint: .venv/.dev  ## style, types and the directions of imports
 	$(BIN)/ruff check
