@@ -77,7 +77,7 @@ def _explained(command: str, error: Exception) -> int:
         text, code = f"out of memory; what was saved is intact. {_LESS_MEMORY.get(command, '')}".strip(), 4
     elif not isinstance(error, _mistakes()):
         raise error
-    print(f"postil {command}: error: {text}", file=sys.stderr)
+    print(f"postil {command}: error: {_shown(text)}", file=sys.stderr)
     return code
 
 
@@ -89,13 +89,22 @@ _LESS_MEMORY = {
 }
 
 
+# An error repeats what it was given, and that may be a name somebody chose to trick a terminal with.
+def _shown(text: str) -> str:
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+_LONGEST = 1500
+
+
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
 # Where in our source a warning was raised is of no use to someone at a terminal.
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"postil: warning: {' '.join(str(message).split())}", file=sys.stderr)
+    print(f"postil: warning: {_shown(' '.join(str(message).split()))}", file=sys.stderr)
 
 
 def _mistakes() -> tuple[type[BaseException], ...]:

@@ -43,18 +43,33 @@ def load_run(path: str | Path, which: str = "auto") -> SavedRun:
         raise CheckpointError(f"{path}: holds no checkpoint; give the folder of a run or of a checkpoint")
     settings = _settings(checkpoint.metadata, checkpoint.path)
     tokenizer = tokenizer_from_dict(checkpoint.metadata.get("tokenizer"))
-    model = build_language_model(settings.mixer, settings.model, tokenizer.vocab_size)
     try:
+        _check_sizes(settings, checkpoint)
+        model = build_language_model(settings.mixer, settings.model, tokenizer.vocab_size)
         model.load_state_dict(checkpoint.tensors["model"], strict=True)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
         raise CheckpointError(f"{checkpoint.path}: its tensors do not fit its settings: {error}") from None
     return SavedRun(model.eval(), tokenizer, settings, checkpoint)
+
+
+# The settings are a stranger's claim, and a model is built from them before its tensors are compared. What
+# the tensors cannot back is not built. Positions may be computed and have no tensor, up to a limit.
+def _check_sizes(settings: TrainSettings, checkpoint: Checkpoint) -> None:
+    tensors, model = checkpoint.tensors["model"], settings.model
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    limits = {"n_layers": len(tensors), "d_model": numbers, "d_ff": numbers, "seq_len": max(numbers, 2**20)}
+    for name, limit in limits.items():
+        value = getattr(model, name)
+        if value is not None and value > limit:
+            raise RuntimeError(f"{name}={value}, and {len(tensors)} tensors of {numbers} numbers in all")
 
 
 def _settings(metadata: dict[str, Any], path: Path) -> TrainSettings:
     try:
         settings = settings_from_dict(metadata["settings"])
         settings.check()
-    except (KeyError, TypeError, ValueError) as error:
+        if not isinstance(settings.prompt, str):
+            raise TypeError(f"prompt={settings.prompt!r} is no text")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path}: its settings cannot be used: {error}") from None
     return settings
