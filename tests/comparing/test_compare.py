@@ -169,7 +169,7 @@ def test_impossible_comparisons(flags, text, tmp_path, capsys):
     assert "--seeds: '1;2'" in refused("aft-simple", *flags, "--max-tokens=64", "--seeds=1;2")
     assert "given twice" in refused("aft-simple", "aft-simple", *flags, "--max-tokens=64")
     assert "seeds=[1, 1]" in refused("aft-simple", *flags, "--max-tokens=64", "--seeds=1,1")
-    assert "not the same budget" in refused("transformer", "aft", f"--text={text}", "--updates=3")
+    assert "not the same budget" in refused("transformer", "demo", f"--text={text}", "--updates=3")
     assert not (tmp_path / "runs").exists()
 
 
