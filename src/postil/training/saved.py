@@ -47,7 +47,7 @@ def load_run(path: str | Path, which: str = "auto") -> SavedRun:
         _check_sizes(settings, checkpoint)
         model = build_language_model(settings.mixer, settings.model, tokenizer.vocab_size)
         model.load_state_dict(checkpoint.tensors["model"], strict=True)
-    except (RuntimeError, TypeError, MemoryError, OverflowError) as error:
+    except (RuntimeError, TypeError, ValueError, MemoryError, OverflowError) as error:
         raise CheckpointError(f"{checkpoint.path}: its tensors do not fit its settings: {error}") from None
     return SavedRun(model.eval(), tokenizer, settings, checkpoint)
 
