@@ -124,6 +124,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="2 needs a quiet machine")
     arguments = parser.parse_args()
     full = {"d_model": 256, "n_layers": 6, "heads": 16, "d_ff": 1024}
     small = {"d_model": 64, "n_layers": 2, "heads": 4, "d_ff": 256}
@@ -132,7 +133,7 @@ def main() -> None:
     rows = []
     for dropout in (0.0, 0.1):
         s = ModelSettings(**shape, seq_len=length, dropout=dropout)
-        for threads in (1, 2) if dropout == 0.0 else (1,):
+        for threads in arguments.threads if dropout == 0.0 else (1,):
             rows.append(training(s, batch, arguments.rounds, threads))
             print(rows[-1], flush=True)
     s = ModelSettings(**shape, seq_len=characters + 2, dropout=0.0)

@@ -1,4 +1,4 @@
-r"""The command line: `postil train`, `sample`, `data`, `info`, `pages`.
+r"""The command line: one word for each thing to do.
 
 Each command is a module here with one function, `run`, from its arguments to an exit code. It is imported
 when it is called, so that `postil pages` does not wait for PyTorch. Mistakes of the user end with one line

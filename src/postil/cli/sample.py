@@ -14,7 +14,7 @@ __all__ = ["run"]
 
 
 def run(argv: list[str]) -> int:
-    r"""Continue a prompt with a trained model, character by character."""
+    r"""Continue a prompt with a trained model, token by token."""
     parser = argparse.ArgumentParser(
         prog="postil sample", description="Continue a prompt with a trained model."
     )

@@ -1,8 +1,8 @@
 r"""The Attention Free Transformer on Tiny Shakespeare.
 
 Six layers of width 128 with AFT-local in the place of attention, a window of 32 in texts of 256 characters.
-What the page of the model promises can be watched here: the cost of a layer does not depend on the length of
-the text, and a sample of any length is written with a state of fixed size.
+What the page of the model promises can be watched here: the cost of a position does not depend on the length
+of the text, and a sample of any length is written with a state of fixed size.
 
     postil train --experiment aft --out runs/aft
     postil sample runs/aft --prompt "It is " --tokens 500
