@@ -3,6 +3,7 @@
 import sys
 
 import torch
+
 from test_laws import Model
 
 torch.set_num_threads(1)

@@ -98,7 +98,7 @@ def _call(function: str, p: Problem, **tensors: Tensor | None) -> None:
 
 
 def fits(p: Problem) -> bool:
-    r"""Say whether the kernel computes this: single precision on the CPU, no dropout, widths in multiples of 16.
+    r"""Say whether the kernel computes this: float32 on the CPU, no dropout, widths in multiples of 16.
 
     The first problem that fits makes the kernel be built.
     """
