@@ -242,3 +242,15 @@ def test_an_interrupted_command_leaves_with_the_signals_code(text: Path, tmp_pat
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 143
     assert main(["train", f"--out={out}", "--resume=auto", "--max-time=0.01"]) == 0
+
+
+def test_a_lost_rank_is_named_in_one_line(capsys, monkeypatch) -> None:
+    from postil.cli import info
+    from postil.training.processes import RankError
+
+    def lose(argv: list[str]) -> int:
+        raise RankError("rank 1 was lost: out of memory")
+
+    monkeypatch.setattr(info, "run", lose)
+    assert main(["info"]) == 5
+    assert capsys.readouterr().err == "postil info: error: rank 1 was lost: out of memory\n"

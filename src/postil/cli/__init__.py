@@ -73,6 +73,10 @@ def _explained(command: str, error: Exception) -> int:
         text = f"{error.filename or 'output'}: {error.strerror or error}"
         if error.filename is None:
             discard_output()
+    elif type(error).__name__ == "RankError":
+        # The name, not the class: whoever only builds pages has never loaded what trains. It names the rank
+        # that was lost, which an advice on memory would hide.
+        code = 5
     elif isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
         text, code = f"out of memory; what was saved is intact. {_LESS_MEMORY.get(command, '')}".strip(), 4
     elif not isinstance(error, _mistakes()):
