@@ -10,7 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from whole_runs import SAVE_EVERY, Gate, Run, after_a_while, at_update, checkpoints, loop, run, speak_into
+from whole_runs import (
+    SAVE_EVERY,
+    Gate,
+    Run,
+    after_a_while,
+    at_update,
+    checkpoints,
+    loop,
+    run,
+    sitting,
+    speak_into,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -102,7 +113,7 @@ def in_a_step(gate):
 
 
 def in_an_evaluation(gate):
-    original = run.validate
+    original = sitting.validate
 
     def validate(session, *rest):
         if session.progress.update == 15:
@@ -110,7 +121,7 @@ def in_an_evaluation(gate):
             time.sleep(0.2)
         return original(session, *rest)
 
-    run.validate = validate
+    sitting.validate = validate
 
 
 def in_a_save(gate):
@@ -404,7 +415,7 @@ def test_two_thousand_updates_leave_memory_files_threads_and_speed_as_they_were(
     record = tmp_path / "record"
 
     def watched():
-        original = run.train_update
+        original = sitting.train_update
 
         def update(session):
             result = original(session)
@@ -414,7 +425,7 @@ def test_two_thousand_updates_leave_memory_files_threads_and_speed_as_they_were(
                 file.write(f"{pages} {files} {threads} {time.process_time()}\n")
             return result
 
-        run.train_update = update
+        sitting.train_update = update
 
     often = {"evaluate_every": 50, "save_every": 50, "sample_every": 50, "log_every": 50}
     code = Run(child, tmp_path, updates=2000, **often).start(before=watched).wait(280)

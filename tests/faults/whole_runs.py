@@ -17,7 +17,7 @@ import torch
 import postil.cli.sample
 import postil.cli.train
 from postil.cli import main
-from postil.training import checkpoints, loop, run
+from postil.training import checkpoints, loop, run, sitting
 from postil.training.curves import read_metrics
 
 __all__ = ["checkpoints", "loop", "matplotlib", "postil", "run"]
@@ -131,14 +131,14 @@ class Gate:
 
 def at_update(number, action):
     r"""In a child: do `action` when update `number` is about to be made."""
-    original = run.train_update
+    original = sitting.train_update
 
     def update(session):
         if session.progress.update + 1 == number:
             action(session)
         return original(session)
 
-    run.train_update = update
+    sitting.train_update = update
 
 
 def after_a_while(seed):

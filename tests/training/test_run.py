@@ -147,7 +147,7 @@ def test_the_learning_rates_of_a_resumed_run_are_those_of_a_straight_one(
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("postil.training.run.train_update", stopping)
+        patch.setattr("postil.training.sitting.train_update", stopping)
         assert run(stopped).update == stop
     resumed = run(s, resume="auto")
     assert rates(resumed.path) == rates(straight.path)

@@ -8,7 +8,6 @@ again with `resume`, it goes on as if it had never stopped.
 from __future__ import annotations
 
 import platform
-import signal
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -24,21 +23,21 @@ from postil import durable
 from postil.registry import build_language_model
 from postil.text import Corpus, tokenizer_from_dict
 from postil.training import checkpoints
-from postil.training.capture import conditions, differences, optimizer_state, restore_optimizer
+from postil.training.capture import conditions, differences, restore_optimizer
 from postil.training.checkpoints import Checkpoint
 from postil.training.curves import draw_curves
 from postil.training.data import TrainingText, find_corpus, prepare_text
 from postil.training.display import Display
 from postil.training.engine import as_launched, largest, make_fabric, together
-from postil.training.evaluation import Score
-from postil.training.loop import Progress, Session, Unfinished, start, train_update, validate, write_sample
+from postil.training.loop import Progress, Session, start
 from postil.training.processes import is_rank
 from postil.training.ranks import train_in_ranks
 from postil.training.run_directory import RunDirectory, RunDirectoryError
 from postil.training.settings import TrainSettings
-from postil.training.sharding import share, whole
+from postil.training.sharding import share
 from postil.training.signals import StopRequest, stopping_gracefully
-from postil.training.trackers import Trackers, open_trackers
+from postil.training.sitting import Sitting
+from postil.training.trackers import open_trackers
 
 __all__ = ["Outcome", "train"]
 
@@ -242,7 +241,7 @@ def _sit(
         closing(open_trackers(kinds, path, **about)) as trackers,
         Display(session.total, unit, console) as display,
     ):
-        sitting = _Sitting(session, directory, display, stop, trackers)
+        sitting = Sitting(session, directory, display, stop, trackers)
         reason = sitting.run()
         bits = None if sitting.asked else sitting.finish()
     if directory is not None:
@@ -252,171 +251,3 @@ def _sit(
             console.print(str(error), style="yellow", markup=False)
     code = stop.exit_code or (128 + sitting.asked if sitting.asked else 0)
     return Outcome(path, reason, session.progress.update, bits, session.text.unit, code)
-
-
-class _Sitting:
-    r"""The loop over updates, and what happens between them."""
-
-    def __init__(
-        self,
-        session: Session,
-        directory: RunDirectory | None,
-        display: Display,
-        stop: StopRequest,
-        trackers: Trackers,
-    ):
-        self.session, self.directory, self.display, self.stop = session, directory, display, stop
-        self.trackers = trackers
-        s = session.settings
-        epoch = session.text.updates_per_epoch
-        self.evaluate_every = s.evaluate_every or max(1, min(500, epoch // 10))
-        self.sample_every = self.evaluate_every if s.sample_every is None else s.sample_every
-        self.save_every = s.save_every or self.evaluate_every
-        self.began = time.monotonic()
-        self.before = session.progress.seconds
-        self.first_tokens = session.progress.tokens
-        self.recent = Score()
-        self.saved = session.progress.update
-        self.asked: signal.Signals | None = None
-
-    def run(self) -> str:
-        r"""Train until something ends it; return what it was."""
-        s, progress = self.session.settings, self.session.progress
-        while True:
-            reason = self._reason_to_end()
-            if reason is not None:
-                # What was trained since the last checkpoint would be lost otherwise.
-                if progress.update > self.saved:
-                    self._save(best=False)
-                return reason
-            score, norm = train_update(self.session)
-            progress.seconds = self.before + time.monotonic() - self.began
-            self.recent += score
-            self._show(score)
-            if progress.update % s.log_every == 0:
-                self._log_training(norm)
-            best = False
-            if progress.update % self.evaluate_every == 0:
-                best = self._evaluate()
-            if self.sample_every and progress.update % self.sample_every == 0:
-                self.display.sample(s.prompt, write_sample(self.session))
-            if progress.update % self.save_every == 0 or best:
-                self._save(best)
-
-    def finish(self) -> float | None:
-        r"""Score the whole validation text at the end; return its bits per character or byte."""
-        try:
-            progress, score = self.session.progress, validate(self.session, None, lambda: self.stop.pressing)
-        except Unfinished:
-            return None
-        bits = score.bits(self.session.text.tokens_per_unit)
-        self.display.evaluation(progress.update, score.loss, bits, score.accuracy, best=False)
-        self._log(_line("final", progress, score, bits))
-        return bits
-
-    # A signal reaches one process before another, and clocks differ. If one left at update 20 and another
-    # went on to 21, that one would wait for ever: so they ask each other before every update.
-    def _reason_to_end(self) -> str | None:
-        s, progress = self.session.settings, self.session.progress
-        late = s.max_time is not None and time.monotonic() - self.began >= s.max_time
-        own = torch.tensor([int(self.stop.signal or 0), int(late)])
-        number, late = largest(self.session.fabric, own).tolist()
-        if number:
-            self.asked = signal.Signals(number)
-            return f"asked to stop by {self.asked.name}"
-        if self.session.total is not None and progress.update >= self.session.total:
-            return "all updates made"
-        return "the time is up" if late else None
-
-    def _show(self, score: Score) -> None:
-        progress, bits = self.session.progress, score.bits(self.session.text.tokens_per_unit)
-        elapsed = time.monotonic() - self.began
-        speed = (progress.tokens - self.first_tokens) / max(elapsed, 1e-9)
-        remaining = []
-        if self.session.total is not None:
-            per_update = self.session.settings.tokens_per_update / max(speed, 1e-9)
-            remaining.append((self.session.total - progress.update) * per_update)
-        if self.session.settings.max_time is not None:
-            remaining.append(max(0.0, self.session.settings.max_time - elapsed))
-        share_of_best = self.session.utilisation(speed)
-        self.display.update(
-            progress.update, score.loss, bits, speed, share_of_best, min(remaining, default=None)
-        )
-
-    # The mean over all updates since the last line, not the loss of the one that happens to be logged.
-    def _log_training(self, norm: float) -> None:
-        progress = self.session.progress
-        bits = self.recent.bits(self.session.text.tokens_per_unit)
-        rate = self.session.schedule(progress.update)
-        self._log(_line("train", progress, self.recent, bits, lr=rate, gradient_norm=norm))
-        self.recent = Score()
-
-    def _evaluate(self) -> bool:
-        progress = self.session.progress
-        try:
-            limit = self.session.settings.evaluate_windows
-            score = validate(self.session, limit, lambda: self.stop.pressing)
-        except Unfinished:
-            return False
-        bits = score.bits(self.session.text.tokens_per_unit)
-        best = progress.best is None or bits < progress.best
-        if best:
-            progress.best = bits
-        self.display.evaluation(progress.update, score.loss, bits, score.accuracy, best)
-        self._log(_line("valid", progress, score, bits))
-        return best
-
-    def _save(self, best: bool) -> None:
-        session = self.session
-        self.saved = session.progress.update
-        optimizer, values = optimizer_state(session.optimizer, session.model.named_parameters())
-        # Whole tensors come together in the process that writes; all others take part, and then wait for it
-        # however long it takes.
-        keep = self.directory is not None
-        tensors = {
-            "model": whole(session.model.state_dict(keep_vars=True), keep),
-            "optimizer": whole(optimizer, keep),
-        }
-        with session.fabric.rank_zero_first():
-            if self.directory is not None:
-                self._write(self.directory, tensors, values, best)
-
-    def _write(
-        self, directory: RunDirectory, tensors: dict[str, Any], optimizer: dict[str, Any], best: bool
-    ) -> None:
-        session = self.session
-        checkpoints.save(
-            directory.checkpoints,
-            session.progress.update,
-            tensors,
-            {
-                "settings": session.settings.to_dict(),
-                "tokenizer": session.text.tokenizer.to_dict(),
-                "corpus": session.text.corpus.to_dict(),
-                "unit": session.text.unit,
-                "total": session.total,
-                "optimizer": optimizer,
-                "progress": asdict(session.progress),
-                "conditions": conditions(session.fabric.device),
-            },
-            keep=session.settings.keep,
-            best=best,
-        )
-
-    def _log(self, line: dict[str, Any]) -> None:
-        if self.directory is not None:
-            self.directory.log(line)
-        self.trackers.log(line)
-
-
-def _line(kind: str, progress: Progress, score: Score, bits: float, **more: float) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "update": progress.update,
-        "tokens": progress.tokens,
-        "seconds": round(progress.seconds, 3),
-        "loss": score.loss,
-        "bits": bits,
-        "accuracy": score.accuracy,
-        **more,
-    }
