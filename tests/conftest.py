@@ -1,6 +1,7 @@
 """Shapes in signatures are checked while tests run; one thread, so that equal means equal."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -11,6 +12,10 @@ install_import_hook("postil", "shape_check.check")
 import pytest
 import torch
 from hypothesis import settings
+
+# A shell starts background jobs with interrupts ignored, and what is ignored stays so in every child.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A busy machine is no fault of the code.
 settings.register_profile("untimed", deadline=None)

@@ -237,7 +237,7 @@ def test_a_run_that_ignores_signals_is_found_out(child, tmp_path):
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_too_large_a_batch_gets_advice_and_costs_nothing(child, tmp_path):
     resource = pytest.importorskip("resource")
-    large = {"batch_size": 2048, "micro_batch_size": 64}
+    large = {"batch_size": 8192, "micro_batch_size": 512}
     trial = Run(child, tmp_path, updates=1, save_every=1, model={"dropout": 0.0}, optimizer=large).whole()
     trial.settings["updates"] = 2
     trial.settings["optimizer"]["micro_batch_size"] = None
@@ -250,7 +250,7 @@ def test_too_large_a_batch_gets_advice_and_costs_nothing(child, tmp_path):
     assert code == 4, trial.said
     assert "out of memory" in trial.one_line and "--optimizer.micro-batch-size" in trial.one_line
     assert trial.last.step == 1 and not list(trial.path.rglob(".postil-*"))
-    trial.settings["optimizer"]["micro_batch_size"] = 64
+    trial.settings["optimizer"]["micro_batch_size"] = 512
     assert trial.whole().last.step == 2
 
 

@@ -35,7 +35,8 @@ def _run_facts(path: Path) -> list[tuple[str, str]]:
     try:
         run = json.loads((path / "run.json").read_text(encoding="utf-8"))
         s = run["settings"]
-    except (OSError, ValueError, KeyError) as error:
+        s["mixer"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is not the folder of a run: {error}") from None
     metrics = read_metrics(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
     valid = [line for line in metrics if line["kind"] in ("valid", "final")]

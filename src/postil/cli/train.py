@@ -69,7 +69,7 @@ def _defaults(argv: list[str]) -> TrainSettings:
     if _value(argv, "--resume") and record is not None and record.exists():
         try:
             return settings_from_dict(json.loads(record.read_text(encoding="utf-8"))["settings"])
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"{record}: cannot be read, so the run cannot be resumed from it: {error}"
             ) from None
