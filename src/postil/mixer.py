@@ -16,7 +16,16 @@ from torch import Tensor, nn
 
 from postil.masks import MaskLike
 
-__all__ = ["Backbone", "BatchFirst", "CausalMixer", "Mixer", "State", "check_probability", "check_sizes"]
+__all__ = [
+    "Backbone",
+    "BatchFirst",
+    "CausalMixer",
+    "Mixer",
+    "State",
+    "check_heads",
+    "check_probability",
+    "check_sizes",
+]
 
 # Each mixer has a NamedTuple of its own and takes no other.
 State: TypeAlias = Any
@@ -128,3 +137,15 @@ def check_probability(**probabilities: float) -> None:
     for name, probability in probabilities.items():
         if not 0.0 <= probability < 1.0:
             raise ValueError(f"{name}={probability!r}: expected a probability of at least 0 and below 1")
+
+
+def check_heads(d_model: int, heads: int) -> None:
+    r"""Check that heads share a width evenly.
+
+    Raises:
+        ValueError: naming both.
+    """
+    if d_model % heads:
+        raise ValueError(
+            f"d_model={d_model} must be divisible by heads={heads}: every head gets an equal share"
+        )

@@ -48,7 +48,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from postil.masks import Mask, MaskLike, as_mask, check_mask, dense_mask, hide_padding
-from postil.mixer import CausalMixer, check_probability, check_sizes
+from postil.mixer import CausalMixer, check_heads, check_probability, check_sizes
 
 __all__ = [
     "KeyValueState",
@@ -262,10 +262,7 @@ class MultiHeadAttention(CausalMixer):
         super().__init__()
         check_sizes(heads=heads, d_model=d_model, window=1 if window is None else window)
         check_probability(dropout_prob=dropout_prob)
-        if d_model % heads:
-            raise ValueError(
-                f"d_model={d_model} must be divisible by heads={heads}: every head gets an equal share"
-            )
+        check_heads(d_model, heads)
         self.d_model = d_model
         self.heads = heads
         self.d_k = d_model // heads

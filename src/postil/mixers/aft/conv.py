@@ -25,14 +25,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from postil.masks import Mask, MaskLike, dense_mask
-from postil.mixer import check_sizes
+from postil.mixer import check_heads, check_sizes
 from postil.mixers.aft.gated_mean import Reach, gated_mean
 from postil.mixers.aft.layer import AFTLayer, hide_keys
 from postil.mixers.aft.local import skew
 from postil.mixers.aft.log_space import log_space_mean
 from postil.mixers.aft.sums import WindowState
 
-__all__ = ["AFTConv", "aft_conv", "aft_conv_reference", "check_heads", "gated_mean_reference", "standardise"]
+__all__ = ["AFTConv", "aft_conv", "aft_conv_reference", "gated_mean_reference", "standardise"]
 
 BLOCK = 16
 
@@ -136,18 +136,6 @@ def standardise(
     centred = flat - flat.mean(dim=1, keepdim=True)
     shape = centred * torch.rsqrt(centred.square().mean(dim=1, keepdim=True) + 1e-6)
     return (scale[:, None] * shape + shift[:, None]).view(kernel.shape)
-
-
-def check_heads(d_model: int, heads: int) -> None:
-    r"""Check that heads share a width evenly.
-
-    Raises:
-        ValueError: naming both.
-    """
-    if d_model % heads:
-        raise ValueError(
-            f"d_model={d_model} must be divisible by heads={heads}: every head gets an equal share"
-        )
 
 
 class AFTConv(AFTLayer):

@@ -21,8 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from postil.masks import Mask, MaskLike, dense_mask
-from postil.mixer import check_sizes
-from postil.mixers.aft.conv import check_heads, gated_mean_reference, standardise
+from postil.mixer import check_heads, check_sizes
+from postil.mixers.aft.conv import gated_mean_reference, standardise
 from postil.mixers.aft.gated_mean import Reach, gated_mean
 from postil.mixers.aft.layer import AFTLayer, hide_keys
 from postil.mixers.aft.log_space import log_space_mean

@@ -28,7 +28,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from postil.mixer import check_probability, check_sizes
+from postil.mixer import check_heads, check_probability, check_sizes
 
 __all__ = ["FeedbackAttention", "feedback_attention", "feedback_attention_reference", "reachable"]
 
@@ -145,10 +145,7 @@ class FeedbackAttention(nn.Module):
         super().__init__()
         check_sizes(heads=heads, d_model=d_model, positions=positions)
         check_probability(dropout_prob=dropout_prob)
-        if d_model % heads:
-            raise ValueError(
-                f"d_model={d_model} must be divisible by heads={heads}: every head gets an equal share"
-            )
+        check_heads(d_model, heads)
         self.d_model = d_model
         self.heads = heads
         self.d_k = d_model // heads
