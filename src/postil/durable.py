@@ -89,14 +89,14 @@ def write_file(path: Path, data: bytes) -> None:
         os.close(file)
 
 
-# A name is an entry of its folder, so a synced file can still lose its name in a power cut: the folder
-# needs a sync of its own. Windows cannot open folders and some network file systems answer `EINVAL`;
-# both keep their own order.
+# A name is an entry of its folder, so after a power cut a synced file can be without its name: the folder
+# needs a sync of its own. Windows has none for folders, and some network file systems refuse it with
+# `EINVAL`. There it is left to the system when names reach the disk.
 def sync(path: Path) -> None:
     r"""Bring a file's bytes, or a folder's names, to the disk.
 
     Raises:
-        OSError: if the disk says that it failed.
+        OSError: if the system reports that they could not be written.
     """
     folder = path.is_dir()
     if folder and os.name == "nt":

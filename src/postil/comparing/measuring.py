@@ -77,7 +77,8 @@ def _update(session: Session) -> int:
     return train_update(session)[0].tokens
 
 
-# Within the model's positions, since to read a text anew is another cost than to write on.
+# No more tokens than the model has positions for: beyond them it would have to read the end of the text anew
+# for each token, and the figure would be the cost of that.
 def _write(session: Session) -> int:
     longest = session.model.max_len
     tokens = SAMPLED if longest is None else max(1, min(SAMPLED, longest - 1))
@@ -111,7 +112,8 @@ def _spread(values: list[float]) -> dict[str, Any]:
     return {"median": float(f"{median:.4g}"), "quartiles": [float(f"{low:.4g}"), float(f"{high:.4g}")]}
 
 
-# A state made by one `prefill` holds nothing in reserve. Scalars, which count positions, do not count.
+# A state made by one `prefill` has no room in reserve, so its size is what must be remembered. Tensors
+# without axes only count positions, and are left out.
 def state_bytes(session: Session) -> int:
     r"""Bytes that decoding must remember after one text of `seq_len` tokens."""
     ids = torch.zeros(1, session.settings.model.seq_len, dtype=torch.int64, device=session.fabric.device)

@@ -44,7 +44,7 @@ def plan(settings: dict[str, TrainSettings], *, equal_parameters: bool = False) 
     _check_budget(settings)
     contenders: list[Contender] = []
     for name, own in settings.items():
-        # Samples during training would take time from the model that is slow to write.
+        # Samples written during training would count as training, most for the model that writes slowest.
         own = _without_idle_distances(replace(own, sample_every=0))
         own.check()
         # The default text is looked up once and named, so that a resumed comparison cannot find another.

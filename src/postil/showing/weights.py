@@ -71,7 +71,8 @@ def pictures(model: LanguageModel, ids: Int[Tensor, "T"]) -> list[Picture]:
         return [p for n, (mixer, given) in enumerate(notes, start=1) for p in _of_mixer(mixer, n, given)]
 
 
-# The hook sees the very tensor the layer hands over, so nothing about a layer's inside is assumed.
+# A hook notes the very tensors that a layer hands to its mixer, so nothing here has to know what a layer does
+# before.
 @contextmanager
 def _noting(modules: list[Any]) -> Iterator[list[tuple[Any, dict[str, Tensor]]]]:
     notes: list[tuple[Any, dict[str, Tensor]]] = []

@@ -60,13 +60,13 @@ def decode_chunks(chunks: Iterable[bytes], source: str) -> Iterator[str]:
             yield text
 
 
-# Words and byte pairs look at neighbouring characters, so their streams cannot be cut anywhere. Before a
-# blank that follows a visible character no token of theirs continues. Where 65,536 characters hold no
-# such place, the cut is made there all the same: a pure function of the text, with bounded memory.
+# A token of words or of byte pairs holds several characters, and a cut inside of it would make two of it. No
+# such token goes on from a visible character to a blank, so a text may be cut between the two. Where 65,536
+# characters hold no such place they are cut off all the same, so that memory stays bounded.
 def pieces(chunks: Iterable[str], limit: int = 1 << 16) -> Iterator[str]:
     r"""Cut a stream of text into pieces of at most `limit` characters, at the last word boundary of each.
 
-    The pieces depend on the text alone, not on how it came in chunks.
+    Where the cuts fall depends on the text alone, not on the chunks in which it came.
     """
     text = ""
     for chunk in chunks:

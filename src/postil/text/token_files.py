@@ -121,10 +121,10 @@ class Tokens:
         return self.stop - self.start
 
     def part(self, start: int, stop: int) -> Tokens:
-        r"""Return the tokens `start` to `stop` of these.
+        r"""Take a part: the tokens from `start` up to `stop`, counted from the first one of these.
 
         Raises:
-            TextError: they do not all exist.
+            TextError: `stop` lies beyond the last token, or before `start`.
         """
         if not 0 <= start <= stop <= len(self):
             raise TextError(f"tokens {start} to {stop} do not exist: there are {len(self)}")

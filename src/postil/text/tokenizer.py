@@ -151,10 +151,11 @@ class ByteStream(TextStream):
         return self._decoder.decode(b"", final=True)
 
 
-# Every character of UTF-8 has exactly one byte that is not of the form 10xxxxxx. So characters can be counted
-# token by token, even where a token holds a part of one.
+# Every character of UTF-8 has exactly one byte that is not of the form 10xxxxxx: its first. So characters can
+# be counted token by token, even where a token holds a part of one. In bytes that are no UTF-8 the same rule
+# counts what would begin a character.
 def byte_units(chunks: Iterable[Ids], table: list[bytes]) -> Units:
-    r"""Count the units of tokens that stand for bytes; strays as characters if they start one."""
+    r"""Count tokens that stand for bytes, their bytes, and the characters that begin in them."""
     starts = [sum(byte & 0xC0 != 0x80 for byte in token) for token in table]
     return sum_units(chunks, np.array(starts), np.array([len(token) for token in table]))
 

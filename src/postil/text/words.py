@@ -61,7 +61,10 @@ class Words(Tokenizer):
     # Ties are broken by the alphabet, so that the same text gives the same numbers everywhere.
     @classmethod
     def of(cls, chunks: Iterable[str], vocab_size: int | None = None) -> Words:
-        r"""Take every word of a text, the commonest first; with `vocab_size`, only so many and `<unk>`.
+        r"""Make the list from a text: all its words, the most frequent one first.
+
+        With `vocab_size` the list has no more entries than that. If the text has more words, the first entry
+        is `<unk>`, and the most frequent words take the other places.
 
         Raises:
             TextError: `vocab_size` is below 2.

@@ -124,7 +124,8 @@ class TransformerLayer(nn.Module):
             TypeError: `self_attn` cannot be decoded.
         """
         mixed, state = self._causal_mixer().step(self.norm_self_attn(x_t), state)
-        # A time axis of length one, because a mixer reads `src` as a sequence of queries.
+        # From here on the layer works on sequences, so the one position is made a sequence of length one, and
+        # taken out of it again at the end.
         x = (x_t + self.dropout(mixed))[None]
         return self._after_mixing(x, src, src_mask)[0], state
 

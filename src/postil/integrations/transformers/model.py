@@ -55,7 +55,8 @@ class PostilForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = PostilConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
-    # Assisted generation would take back tokens that a state has already absorbed.
+    # In assisted generation a small model proposes tokens, and those that are refused are taken back. A state
+    # cannot forget a token, so the library is told not to try.
     _is_stateful = True
     _tied_weights_keys = {"model.generator.projection.weight": "model.embedding.linear.weight"}  # noqa: RUF012
 
@@ -83,11 +84,12 @@ class PostilForCausalLM(PreTrainedModel, GenerationMixin):
         model._fill_tables()
         return (model, info) if output_loading_info else model
 
-    # The model has drawn its parameters when it was built.
+    # `transformers` would draw the parameters here. They have been drawn already, when the model was built.
     def _init_weights(self, module: torch.nn.Module) -> None:
         return
 
-    # The loader builds a model without memory, so tables that no checkpoint holds come out empty.
+    # The loader builds a model whose tensors have no values yet, and fills in what the checkpoint holds.
+    # Tables that are not stored, such as fixed positions, would stay empty, so they are computed anew.
     @torch.no_grad()
     def _fill_tables(self) -> None:
         tables = self._tables(self.model)
@@ -111,8 +113,8 @@ class PostilForCausalLM(PreTrainedModel, GenerationMixin):
         r"""Give the layer that makes logits."""
         return self.model.generator.projection
 
-    # The state is a value, so it is ours to say what has not been read yet, whatever the library's version
-    # would cut.
+    # The library would cut the input to what its own cache has not seen, by a rule that changes with its
+    # version. How much our state has read is known here, so the cut is made here.
     def prepare_inputs_for_generation(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         input_ids: Tensor,

@@ -4,8 +4,9 @@ When all pairs have biases of their own, the matrix of weights is dense, but it 
 channels. So the sums are plain matrix products, $e^{w}\,[\,e^{k - m},\; e^{k - m} v\,]$, taken a block of
 rows at a time so that $e^w$ is never stored, and, for a causal model, only up to the diagonal.
 
-Each block of rows has its own reference $m$, the largest key before the block: see `walk`, whose parts are
-used here.
+The reference $m$ keeps the exponentials in range. Every block of rows has one of its own, the largest key
+before the block, so that no row depends on a key after it. What happens where a block holds a still larger
+key is told on the page `walk`, whose functions do the work here.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def push_all_pairs(
 ) -> list[Tensor]:
     r"""Write gated means and denominators for biases `[T, S]`; return the reference of each block of rows.
 
-    Cost: $T S N$ time, half of it if causal; memory for two rows of `N` columns a key.
+    Cost: $T S N$ time for $N$ columns, half of it if causal; $2 S N$ numbers beside the results.
     """
     references = []
     for first in range(0, q.shape[0], BLOCK):
