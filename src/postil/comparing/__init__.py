@@ -5,8 +5,8 @@ compare models of other sizes, trained on other texts for other lengths. Here ea
 tokens of the same text, or trains for the same time, once for each seed. With equal windows and batches it
 even reads them in the same order, so that two curves differ by the models alone.
 
-What has no luck in it is not repeated: speed, memory and the size of the decoding state are measured once,
-all contenders side by side in the same minutes.
+Speed, memory and the size of the decoding state do not depend on the seed. They are measured once, all
+contenders side by side in the same minutes.
 """
 
 from postil.comparing.plan import Contender, plan

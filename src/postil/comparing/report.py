@@ -92,7 +92,7 @@ def as_table(document: dict[str, Any]) -> Table:
     r"""Make the table for a terminal."""
     heads, lines = rows(document)
     table = Table(box=None, padding=(0, 1, 0, 0))
-    # Heads may be broken between words, numbers and names never.
+    # In a narrow terminal a column's head may be broken between words, its numbers and names never.
     for number, head in enumerate(heads):
         width = max(map(len, [*head.split(), *(line[number] for line in lines)]))
         table.add_column(head, justify="right" if number else "left", min_width=width)

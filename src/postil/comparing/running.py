@@ -58,7 +58,7 @@ def compare(
 ) -> dict[str, Any]:
     r"""Train every contender with every seed, measure them, write the report into `out`; give its data.
 
-    What a former call has left in `out` is gone on from, bit for bit.
+    A comparison that was stopped goes on from what it has left in `out`, to the same result, bit for bit.
 
     Raises:
         ValueError: `out` holds a run of another plan; or seeds are missing or repeated.
