@@ -11,6 +11,45 @@ The other members of the family run on the same settings: `aft-full`, `aft-simpl
 what a position knows of distance: a bias for every pair, none at all, one for each lag within a kernel.
 Positions are also added to the embeddings, as in the experiment this one follows; without them AFT-simple
 would see a bag of earlier characters and no order.
+
+## Try it
+
+The position biases begin at zero. After a minute the picture of them shows what the model found worth knowing
+about distance: the last few characters stand out, and beyond the window all biases are one.
+
+```python notebook parameters
+text, variant, updates, width = "tiny-shakespeare", "aft-local", 400, 128
+```
+
+```python notebook
+from postil.training.run import train
+
+chosen = VARIANTS[variant]
+small = replace(
+    chosen,
+    text=text,
+    epochs=None,
+    updates=updates,
+    out=f"runs/{variant}",
+    model=replace(chosen.model, d_model=width, d_ff=2 * width, n_layers=2, heads=4, seq_len=64),
+    optimizer=replace(chosen.optimizer, batch_size=16, warmup=1 + updates // 2),
+)
+train(small, overwrite=True)
+```
+
+```python notebook
+from pathlib import Path
+
+from IPython.display import Image, display
+
+from postil.cli import main
+
+main(["sample", small.out, "--tokens", "200"])
+main(["show", small.out, "--prompt", "It is the east, and Juliet is the sun."])
+display(Image(f"{small.out}/loss.png"), *(Image(p) for p in sorted(Path(small.out).glob("pictures/*.png"))))
+```
+
+:requires: postil[plot]
 """
 
 from __future__ import annotations

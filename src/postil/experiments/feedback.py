@@ -10,6 +10,49 @@ attention of this model tells distances apart by itself, and there is no dropout
 what the highest layer wrote at earlier positions, which no parallel transformer can, and pay for it by
 computing the positions of a text one after the other. A width of 512 is much for a laptop: `--model.d_model
 128 --model.d_ff 512` shows the same in a tenth of the time.
+
+## Try it
+
+The first picture says what a memory is made of: it begins as an equal share of all layers, and training moves
+it. The others show which memories each head reads. The compiled kernel is built at the first update, which
+takes a minute once.
+
+```python notebook parameters
+text, variant, updates, width = "tiny-shakespeare", "feedback", 300, 128
+```
+
+```python notebook
+from dataclasses import replace
+
+from postil.training.run import train
+
+chosen = VARIANTS[variant]
+small = replace(
+    chosen,
+    text=text,
+    epochs=None,
+    updates=updates,
+    out=f"runs/{variant}",
+    model=replace(chosen.model, d_model=width, d_ff=4 * width, n_layers=2, heads=4, seq_len=64),
+    optimizer=replace(chosen.optimizer, batch_size=16, warmup=1 + updates // 2),
+)
+train(small, overwrite=True)
+```
+
+```python notebook
+from pathlib import Path
+
+from IPython.display import Image, display
+
+from postil.cli import main
+
+main(["sample", small.out, "--tokens", "200"])
+main(["show", small.out, "--prompt", "It is the east, and Juliet is the sun."])
+pictures = sorted(Path(small.out).glob("pictures/*.png"), reverse=True)
+display(Image(f"{small.out}/loss.png"), *(Image(path) for path in pictures))
+```
+
+:requires: postil[plot]
 """
 
 from __future__ import annotations

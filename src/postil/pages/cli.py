@@ -4,6 +4,7 @@ r"""The command line of the publisher.
 postil pages build src/postil --out site
 postil pages serve site
 postil pages check src/postil
+postil pages notebooks src/postil
 postil pages translate update src/postil
 ```
 
@@ -21,6 +22,7 @@ from typing import Any
 
 from postil.pages.catalogue import po_file, read_catalog, template, update, write_catalogue
 from postil.pages.checking import check_project
+from postil.pages.notebook import write_notebooks
 from postil.pages.project import Project, ProjectError, open_project
 from postil.pages.reading import Fault, Page, read_page
 from postil.pages.serving import make_server, serve_forever, watch
@@ -32,6 +34,7 @@ __all__ = [
     "build",
     "check",
     "main",
+    "notebooks",
     "serve",
     "translate_extract",
     "translate_progress",
@@ -53,6 +56,11 @@ def build(path: Path, out: Path, *, lenient: bool = False, run: bool = False, **
 def check(path: Path, *, complete: bool = True, **settings: Any) -> list[Fault]:
     r"""Look for broken links and anchors, faulty formulas, translations and colours; nothing is written."""
     return check_project(open_project(path, **settings), complete=complete)
+
+
+def notebooks(path: Path, **settings: Any) -> list[Path]:
+    r"""Write a notebook of every page that brings something to try; give their paths."""
+    return write_notebooks(open_project(path, **settings))
 
 
 def serve(site: Path, *, host: str = "127.0.0.1", port: int = 8000, watched: Path | None = None) -> None:
@@ -137,6 +145,8 @@ def add_commands(parser: argparse.ArgumentParser) -> None:
     command.add_argument("--repository", help="address of the repository, to link sources at their commit")
     command = _command(commands, "check", _check, "find broken links, formulas, translations and colours")
     command.add_argument("--partial", action="store_true", help="accept blocks that are not translated yet")
+    command = _command(commands, "notebooks", _notebooks, "write the pages that bring something to try")
+    command.add_argument("--repository", help="address of the repository, to open and install them from")
     command = commands.add_parser("serve", help="show a site on this machine")
     command.add_argument("site", type=Path, help="the folder of the site")
     command.add_argument(
@@ -187,6 +197,15 @@ def _check(args: argparse.Namespace) -> int:
         print(fault)
     print(f"{len(faults)} fault{'' if len(faults) == 1 else 's'}", file=sys.stderr)
     return 1 if faults else 0
+
+
+def _notebooks(args: argparse.Namespace) -> int:
+    written = notebooks(args.path, **_settings(args))
+    for path in written:
+        print(path)
+    if not written:
+        print("no docstring of a page has a block that begins with ```python notebook", file=sys.stderr)
+    return 0 if written else 1
 
 
 def _serve(args: argparse.Namespace) -> int:
