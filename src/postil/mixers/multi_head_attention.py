@@ -398,10 +398,10 @@ class MultiHeadAttention(CausalMixer):
 # Two heads of an untrained model on eight positions: each row is a query and spends a total of 1 on what it
 # may read. Without the mask the triangle becomes a square; with `window=3` three diagonals are left.
 #
-# ```python example T=8 B=1 D=16 H=2
+# ```python example T=8 B=3 D=16 H=2
 # torch.manual_seed(3)
 # mixer = MultiHeadAttention(heads=2, d_model=16, dropout_prob=0.0)
-# x = 3 * torch.randn(8, 1, 16)
+# x = 3 * torch.randn(8, 3, 16)
 # y = mixer(query=x, key=x, value=x, mask=Mask(causal=True))
 # weights = mixer.weights(query=x, key=x, mask=Mask(causal=True))
 # plots = {

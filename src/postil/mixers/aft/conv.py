@@ -13,6 +13,14 @@ worth reading is one number for the head. As the kernel does not know the length
 the model: it reads sequences longer than any it has seen.
 
 For images the same holds in two dimensions; see the page `conv2d`.
+
+:paper: zhai2021
+:terms:
+    Q: q
+    K: k
+    V: v
+    w: kernel
+    H: heads
 """
 
 from __future__ import annotations

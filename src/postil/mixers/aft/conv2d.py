@@ -9,6 +9,13 @@ zero outside of the kernel, where the key still counts. The mean over all pixels
 
 Sequences are pictures in raster order, `[T, B, D]` with $T = \mathrm{height} \cdot \mathrm{width}$; a causal
 mask makes a model that draws them pixel by pixel.
+
+:paper: zhai2021
+:terms:
+    w: kernel
+    t: t
+    s: s
+    \mathrm{width}: width
 """
 
 from __future__ import annotations

@@ -13,6 +13,13 @@ scores for each head and each sequence of a batch: the only table, $w$, is share
 Each channel acts like a head of its own.
 
 A causal model stops both sums at $s = t$.
+
+:paper: zhai2021
+:terms:
+    Q: q
+    K: k
+    V: v
+    w: w, pos_bias
 """
 
 from __future__ import annotations

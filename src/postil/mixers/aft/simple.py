@@ -8,6 +8,12 @@ $$Y_t = \sigma(Q_t) \odot \sum_s \mathrm{softmax}(K)_s \odot V_s \tag{1}$$
 
 It is the cheapest member, $T D$ operations, and a good first look at what makes all of them numerically
 delicate: the softmax runs over time, so for a causal model its normaliser grows while it is read.
+
+:paper: zhai2021
+:terms:
+    Q: q
+    K: k
+    V: v
 """
 
 from __future__ import annotations

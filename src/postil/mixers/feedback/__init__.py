@@ -1,5 +1,19 @@
 r"""The Feedback Transformer [fan2020]: every layer reads what all layers wrote at earlier positions.
 
+A transformer computes one layer at all positions at once, and pays for it: layer $l$ can read only what layer
+$l-1$ has made of the past. The best it knows of an earlier position, the output of the highest layer, is out
+of reach for all layers below. Feedback memory hands it down. What a position leaves behind is one vector, a
+learned mixture of all its layers, and every layer of every later position reads those vectors:
+
+$$m_t = \sum_{l=0}^{L} \operatorname{softmax}(w)_l\; x_t^l, \qquad
+x_t^{l} = \operatorname{Layer}^l\big(x_t^{l-1};\ m_1, \dots, m_{t-1}\big) \tag{1}$$
+
+![Three positions in time, each a column of layers from x^0 up to x^L. All layers of a column flow into its
+memory vector m; dashed lines lead from the memories of earlier positions to every layer of a later
+one.](feedback.svg)
+
+The price is time: a position cannot begin before the one before it has gone through all layers.
+
 The pages, in the order to read them:
 
 1. `attention`: one position reads the memory, with distances instead of positions;
@@ -11,6 +25,8 @@ The pages, in the order to read them:
 7. `operation`: all this as one differentiable function;
 8. `layer`, `backbone`, `transformer`: the modules;
 9. `from_parallel`: starting from a trained parallel transformer.
+
+:paper: fan2020
 """
 
 from postil.mixers.feedback.attention import FeedbackAttention
@@ -35,3 +51,42 @@ __all__ = [
     "from_parallel",
     "kernel_status",
 ]
+
+
+# ## What to try next
+#
+# Four symbols again and again: what comes next stood three positions before the one that asks. After 150
+# updates both heads of layer 2 read just there. A memory needs little beside the input of its position here;
+# a task that asks for what was *computed* earlier moves the mixture upwards.
+#
+# ```python example T=16 B=16 D=24
+# import torch
+# from postil.language_model import next_token_loss
+# from postil.registry import ModelSettings, build_language_model
+# from postil.showing import pictures
+#
+# torch.manual_seed(0)
+# shape = ModelSettings(d_model=24, n_layers=2, heads=2, seq_len=16, positions="none", dropout=0.0)
+# model = build_language_model("feedback", shape, 8)
+# optimizer = torch.optim.Adam(model.parameters(), 0.02)
+# for _ in range(150):
+#     ids = torch.randint(8, (16, 4)).repeat(1, 4)
+#     loss = next_token_loss(model(ids[:, :-1]), ids[:, 1:])
+#     optimizer.zero_grad()
+#     loss.backward()
+#     optimizer.step()
+# memory, *reads = pictures(model, ids[0])
+# plots = {
+#     "What a memory is made of": dict(zip(memory.columns, memory.values[0].tolist())),
+#     "Layer 1, head 1: positions read memories": reads[0].values,
+#     "Layer 2, head 1": reads[2].values,
+#     "Layer 2, head 2": reads[3].values,
+# }
+# ```
+#
+# On a text, and the same pictures of what was learnt there:
+#
+# ```sh
+# postil train --experiment feedback --model.d_model 128 --model.d_ff 512 --max-time 300 --out runs/feedback
+# postil show runs/feedback --prompt "It is the east, and Juliet is the sun."
+# ```

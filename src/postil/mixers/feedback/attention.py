@@ -17,6 +17,16 @@ $$A_j = (Q + u) \cdot K_j + Q \cdot U_r + S_r, \qquad
 z = \sum_j \operatorname{softmax}_j\!\left(\frac{A_j}{\sqrt{E}}\right) V_j \tag{1}$$
 
 All tables start at zero, so an untrained model does not yet care about distances.
+
+:paper: fan2020
+:terms:
+    Q: query, q
+    K_j: key, k
+    V_j: value, v
+    u: u, query_pos_bias
+    U_r: embeddings, key_pos_embeddings
+    S_r: key_pos_bias
+    b_r: by_distance
 """
 
 from __future__ import annotations

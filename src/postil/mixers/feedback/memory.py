@@ -21,6 +21,13 @@ $$M_n = [\,M_{n-1};\ m_n\,], \qquad
 \frac{\partial \mathcal L}{\partial m_n} = G_n \tag{2}$$
 
 This is concatenation, whose derivative holds for any use; only its *forward* is done without a copy.
+
+:paper: fan2020
+:terms:
+    M_n: buffer
+    M_{n-1}: stack, below
+    m_n: row
+    G: grads
 """
 
 from __future__ import annotations
@@ -67,7 +74,8 @@ class Stack:
     `get()` gives rows `0` to `n` as one differentiable tensor, `free()` lets go of them. Appending to an
     earlier position starts a branch of its own: what was read before stays intact.
 
-    Cost: $O(1)$ copies of a row each; backward adds up one gradient of the stack a step.
+    Cost: to append copies the one new row; when the buffer is full, all rows once, so that $n$ rows cost
+    fewer than $3 n$ copies of a row. Backward adds up one gradient of the whole stack a step.
 
     Raises:
         ValueError: rows are skipped, or differ in shape.

@@ -8,6 +8,12 @@ In the original, each layer has projections of its own for the keys and values o
 for each position, and a cache of $2 L D$ numbers a position for decoding. If all layers share one pair of
 projections, $2$ products and $2 D$ numbers do. The paper finds the results as good; the cache is $L$ times
 smaller than that of an ordinary transformer.
+
+:paper: fan2020
+:terms:
+    L: n_layers, layers
+    D: d_model
+    m: m
 """
 
 from __future__ import annotations
