@@ -22,9 +22,9 @@ decodes with it one token at a time.
 
 :paper: vaswani2017
 :terms:
-    Q: q, query
-    K: k, key
-    V: v, value
+    Q: q
+    K: k
+    V: v
     W_O: output
 """
 
@@ -395,13 +395,13 @@ class MultiHeadAttention(CausalMixer):
 
 # ## What to try next
 #
-# Two heads of an untrained model on eight positions: each row is a query and spends a total of 1 on what it
+# Two heads of an untrained model on six positions: each row is a query and spends a total of 1 on what it
 # may read. Without the mask the triangle becomes a square; with `window=3` three diagonals are left.
 #
-# ```python example T=8 B=3 D=16 H=2
+# ```python example T=6 B=3 D=16 H=2
 # torch.manual_seed(3)
 # mixer = MultiHeadAttention(heads=2, d_model=16, dropout_prob=0.0)
-# x = 3 * torch.randn(8, 3, 16)
+# x = 3 * torch.randn(6, 3, 16)
 # y = mixer(query=x, key=x, value=x, mask=Mask(causal=True))
 # weights = mixer.weights(query=x, key=x, mask=Mask(causal=True))
 # plots = {
