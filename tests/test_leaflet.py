@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import postil.leaflet
-from postil.leaflet import DARK, LIGHT, leaflet, line_chart
+from postil.comparing.chart import _DASHES, STYLE, chart
+from postil.leaflet import DARK, HUES, LIGHT, leaflet
 from postil.registry import ModelSettings, build_language_model
-from postil.showing import as_page, pictures
+from postil.showing import Picture, as_page, pictures
 
 CHROMIUM = Path("/usr/bin/chromium")
 CSS = Path(postil.leaflet.__file__).parent / "pages/assets/page.css"
@@ -33,10 +34,10 @@ def brightness(colour: str) -> float:
 @pytest.mark.parametrize("side", [0, 1])
 def test_lines_can_be_seen_on_their_page(side):
     page = brightness((LIGHT, DARK)[side]["page"])
-    for pair in postil.leaflet._HUES:
+    for pair in HUES:
         low, high = sorted((page, brightness(pair[side])))
         assert (high + 0.05) / (low + 0.05) >= 4.5
-    assert len(set(postil.leaflet._DASHES)) == len(postil.leaflet._HUES)
+    assert len(set(_DASHES)) == len(HUES)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +77,11 @@ def test_the_pictures_work_from_the_disk(browser, tmp_path):
     for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowRight"):
         page.keyboard.press(key)
     weights = found[-1].values
-    # Levels of a byte: the value read is right to half a level of the largest.
+    # Levels of a byte: the value read is right to half a level of the largest in its row.
     text = page.inner_text("#said")
     assert text.startswith("<d> (4), b (2): ")
     assert float(text.rpartition(" ")[2]) == pytest.approx(
-        float(weights[3, 1]), abs=float(weights.max()) / 510 + 5e-4
+        float(weights[3, 1]), abs=float(weights[3].max()) / 510 + 5e-4
     )
     assert page.locator("#text .reader").text_content() == "<d>"
     page.locator("#text span").nth(1).click()
@@ -90,10 +91,27 @@ def test_the_pictures_work_from_the_disk(browser, tmp_path):
 
 
 def test_a_leaflet_may_ask_nobody(browser, tmp_path):
-    chart = line_chart({"a": [[(0, 1.0), (1e6, 0.5)]], "b": [[(0, 2.0)]]}, "tokens", "bits", "A chart.")
+    drawn = chart({"a": [[(0, 1.0), (1e6, 0.5)]], "b": [[(0, 2.0)]]}, "tokens", "bits")
     evil = '<img src="https://example.invalid/x.png"><p id="p">here</p>'
-    page, _, said = opened(browser, tmp_path / "a.html", leaflet("Chart", chart + evil))
+    page, _, said = opened(browser, tmp_path / "a.html", leaflet("Chart", drawn + evil, style=STYLE))
     assert page.inner_text("#p") == "here"
     assert any("Content Security Policy" in line for line in said)
     page.set_viewport_size({"width": 360, "height": 640})
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_pictures_of_other_kinds(browser, tmp_path):
+    """Biases have a sign, the memory's weights no text; both are told in words and bars."""
+    biases = Picture("position biases", 1, "all channels", torch.tensor([[0.0, 0.0], [-2.0, 1.0]]))
+    layers = Picture("memory", 0, "layers", torch.tensor([[0.25, 0.75]]), False, ("input", "layer 1"))
+    page, _, said = opened(
+        browser, tmp_path / "index.html", as_page([biases, layers], ["a", "b"], "Two kinds")
+    )
+    assert page.inner_text("#said") == "b (2)" and page.inner_text("#unit") == "bias"
+    assert page.locator("#top tr").all_inner_texts() == ["a (1)\t-2.000", "b (2)\t1.000"]
+    assert "From -2.000 (red) over 0 to 1.000 (blue)" in page.inner_text("#range")
+    page.select_option("#kind", "memory")
+    assert page.locator("#top tr").all_inner_texts() == ["layer 1\t0.750", "input\t0.250"]
+    assert not page.locator("#map").is_visible() and page.inner_text("#what") == "made of"
+    page.select_option("#kind", "position biases")
+    assert page.locator("#map").is_visible() and said == []

@@ -11,7 +11,7 @@ import json
 from html import escape
 from typing import Any
 
-__all__ = ["DARK", "LIGHT", "data_block", "leaflet", "line_chart"]
+__all__ = ["DARK", "HUES", "LIGHT", "data_block", "leaflet"]
 
 LIGHT = {
     "page": "#ffffff",
@@ -30,9 +30,8 @@ DARK = {
     "accent": "#79c0ff",
 }
 
-# Seven hues that keep 4.5:1 against their page. Each also has a dash pattern of its own, so that no reader
-# depends on colour, and a black-and-white print can still be read.
-_HUES = (
+# Seven hues that keep 4.5:1 against their page, in light and in dark.
+HUES = (
     ("#0550ae", "#79c0ff"),
     ("#a0111f", "#ff9492"),
     ("#116329", "#7ee787"),
@@ -41,7 +40,6 @@ _HUES = (
     ("#0a6470", "#76e3ea"),
     ("#8a1f6b", "#ff9bce"),
 )
-_DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 2")
 
 _STYLE = """
 *, ::before, ::after { box-sizing: border-box; }
@@ -61,9 +59,6 @@ code, pre { font: .875em/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "Dej
 .side { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 24px; }
 figure { margin: 0; min-width: 0; }
 svg { width: 100%; height: auto; }
-svg text { fill: var(--muted); font-size: 12px; }
-svg .grid { stroke: var(--line); }
-svg polyline { fill: none; stroke-width: 2; }
 .card { background: var(--panel); border: 1px solid var(--line); border-radius: 6px; padding: 14px; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 @media (max-width: 700px) { body { padding: 20px; } }
@@ -87,7 +82,7 @@ def leaflet(title: str, body: str, script: str = "", style: str = "") -> str:
 
 def _colours() -> str:
     def names(colours: dict[str, str], side: int) -> str:
-        hues = {f"series{n}": pair[side] for n, pair in enumerate(_HUES)}
+        hues = {f"series{n}": pair[side] for n, pair in enumerate(HUES)}
         return "".join(f"--{name}: {value}; " for name, value in {**colours, **hues}.items())
 
     light, dark = names(LIGHT, 0), names(DARK, 1)
@@ -102,69 +97,3 @@ def data_block(name: str, value: Any) -> str:
     r"""Embed a value as JSON that a script on the page reads by the element id `name`."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     return f'<script type="application/json" id="{escape(name)}">{text}</script>'
-
-
-# ## A line chart
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 560, 320, 48, 40
-
-
-def line_chart(
-    series: dict[str, list[list[tuple[float, float]]]], x_label: str, y_label: str, caption: str
-) -> str:
-    r"""Draw named series, each of one or more lines of points, as a figure with a legend."""
-    points = [point for lines in series.values() for line in lines for point in line]
-    x_span, y_span = (_span([point[axis] for point in points]) for axis in (0, 1))
-    right, top = _WIDTH - 12, 12
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - x_span[0]) / (x_span[1] - x_span[0])
-        up = (y - y_span[0]) / (y_span[1] - y_span[0])
-        return _LEFT + across * (right - _LEFT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _BOTTOM - top)
-
-    parts = []
-    for step in range(5):
-        x = x_span[0] + step / 4 * (x_span[1] - x_span[0])
-        y = y_span[0] + step / 4 * (y_span[1] - y_span[0])
-        left, bottom = place(x, y)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{bottom:.1f}" y2="{bottom:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{bottom + 4:.1f}" text-anchor="end">{y:.2f}</text>')
-        parts.append(f'<text x="{left:.1f}" y="{_HEIGHT - 22}" text-anchor="middle">{_short(x)}</text>')
-    parts.append(f'<text x="{right}" y="{_HEIGHT - 5}" text-anchor="end">{escape(x_label)}</text>')
-    parts.append(f'<text x="4" y="{_HEIGHT - 5}">{escape(y_label)}</text>')
-    for number, lines in enumerate(series.values()):
-        for line in lines:
-            path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in line)
-            parts.append(f'<polyline points="{path}" {_stroke(number)}/>')
-    label = escape(f"{y_label} over {x_label}")
-    box = f"0 0 {_WIDTH} {_HEIGHT}"
-    return (
-        f'<figure><svg viewBox="{box}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
-        f"<figcaption>{escape(caption)} {_legend(list(series))}</figcaption></figure>"
-    )
-
-
-def _stroke(number: int) -> str:
-    hue, dash = number % len(_HUES), _DASHES[number % len(_DASHES)]
-    return f'stroke="var(--series{hue})"' + (f' stroke-dasharray="{dash}"' if dash else "")
-
-
-def _legend(names: list[str]) -> str:
-    keys = [
-        f'<span><svg viewBox="0 0 36 8" style="width:36px" aria-hidden="true">'
-        f'<polyline points="0,4 36,4" {_stroke(number)}/></svg> {escape(name)}</span>'
-        for number, name in enumerate(names)
-    ]
-    return " ".join(keys)
-
-
-# A single value, or none, still needs an axis of some length.
-def _span(values: list[float]) -> tuple[float, float]:
-    low, high = min(values, default=0.0), max(values, default=1.0)
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
-
-
-def _short(x: float) -> str:
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(x) >= size:
-            return f"{x / size:.3g}{letter}"
-    return f"{x:.3g}"

@@ -10,7 +10,7 @@ contenders side by side in the same minutes.
 """
 
 from postil.comparing.plan import Contender, plan
-from postil.comparing.report import as_markdown, as_page, as_table, draw
+from postil.comparing.report import as_markdown, as_page, as_table, curve_files
 from postil.comparing.running import compare
 
-__all__ = ["Contender", "as_markdown", "as_page", "as_table", "compare", "draw", "plan"]
+__all__ = ["Contender", "as_markdown", "as_page", "as_table", "compare", "curve_files", "plan"]

@@ -6,14 +6,14 @@ Every form shows the same rows. How they are written is decided once, in `rows`.
 from __future__ import annotations
 
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
-from postil.leaflet import leaflet, line_chart
+from postil.comparing.chart import STYLE, Curve, chart, chart_file
+from postil.leaflet import leaflet
 
-__all__ = ["as_markdown", "as_page", "as_table", "draw", "rows"]
+__all__ = ["as_markdown", "as_page", "as_table", "curve_files", "curves", "rows"]
 
 COLUMNS = (
     "model",
@@ -54,25 +54,35 @@ def _rate(rate: dict[str, Any]) -> str:
     return f"{rate['median']:,.0f}"
 
 
-def notes(document: dict[str, Any]) -> list[str]:
-    r"""Say what the columns mean and under which conditions they were taken."""
-    machine, budget = document["machine"], document["budget"]
+def notes(document: dict[str, Any]) -> tuple[list[str], list[str]]:
+    r"""Say what the columns mean and under which conditions they were taken; and the settings of each."""
+    machine = document["machine"]
     shapes = [_shape(each) for each in document["contenders"]]
     tokens = sorted({run["tokens"] for each in document["contenders"] for run in each["runs"]})
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
     spread = " (mean and standard deviation over seeds)" if len(document["seeds"]) > 1 else ""
-    return [
+    measured = [
         f"Text: {document['text']}, the whole validation part after training{spread}; frequencies of single "
         f"tokens alone reach {document['unigram_bits']:.3f} {document['unit']}.",
-        f"Budget: {', '.join(f'{name} {value}' for name, value in budget.items())}; tokens read: "
+        f"Budget: {_budget(document)}; tokens read: "
         f"{' to '.join(f'{n:,}' for n in dict.fromkeys((tokens[0], tokens[-1])))}; seeds: "
         f"{', '.join(map(str, document['seeds']))}.",
         "Speeds are medians of rounds in which the contenders took turns, one update each, or one text "
         "written token by token; peak memory is what two updates add to a fresh process; the state is what "
         "decoding remembers of one text as long as the window.",
-        f"Machine: {machine['device']}, {machine['threads']} threads, {machine['system']}; {versions}.",
-        *shapes,
+        f"Machine: {machine['device']}, {_counted(machine['threads'], 'thread')}, {machine['system']}; "
+        f"{versions}.",
     ]
+    return measured, shapes
+
+
+def _budget(document: dict[str, Any]) -> str:
+    names = {"max_tokens": "token", "max_time": "second", "updates": "update", "epochs": "epoch"}
+    return " or ".join(_counted(value, names[name]) for name, value in document["budget"].items())
+
+
+def _counted(value: float, what: str) -> str:
+    return f"{value:,} {what}{'' if value == 1 else 's'}"
 
 
 def _shape(each: dict[str, Any]) -> str:
@@ -91,11 +101,13 @@ def _shape(each: dict[str, Any]) -> str:
 def as_table(document: dict[str, Any]) -> Table:
     r"""Make the table for a terminal."""
     heads, lines = rows(document)
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    # In a narrow terminal a column's head may be broken between words, its numbers and names never.
-    for number, head in enumerate(heads):
-        width = max(map(len, [*head.split(), *(line[number] for line in lines)]))
-        table.add_column(head, justify="right" if number else "left", min_width=width)
+    # Heads may be broken between words, numbers and names never. Where the terminal is too narrow, a table
+    # that adapts itself to it leaves columns out, without a word; this one keeps its width.
+    columns = [[head, *(line[number] for line in lines)] for number, head in enumerate(heads)]
+    widths = [max(map(len, [*column[0].split(), *column[1:]])) for column in columns]
+    table = Table(box=None, padding=(0, 1, 0, 0), width=sum(widths) + len(widths))
+    for number, (head, width) in enumerate(zip(heads, widths, strict=True)):
+        table.add_column(head, justify="right" if number else "left", width=width)
     for line in lines:
         table.add_row(*line)
     return table
@@ -114,13 +126,20 @@ def as_markdown(document: dict[str, Any]) -> str:
         text = document["prompt"] + each["sample"]
         # Four spaces make a block that no text can close, unlike a fence of backquotes.
         samples += [f"### {each['name']}", "", *("    " + line for line in text.splitlines()), ""]
-    listed = "\n".join(f"- {note}" for note in notes(document))
-    picture = "![Learning curves](curves.svg)"
-    return "\n".join(["# Comparison", "", *table, "", listed, "", picture, "", "## Samples", "", *samples])
+    measured, shapes = notes(document)
+    listed = "\n".join(f"- {note}" for note in [*measured, *shapes])
+    pictures = [f"![Learning curves over {name}]({file})" for name, file in zip(AXES, FILES, strict=True)]
+    heading = "## Learning curves"
+    head = ["# Comparison", "", *table, "", listed, "", heading, "", *pictures, "", "## Samples", ""]
+    return "\n".join([*head, *samples])
 
 
 # ## Curves
-def curves(document: dict[str, Any], axis: int) -> dict[str, list[list[tuple[float, float]]]]:
+AXES = ("tokens", "seconds")
+FILES = tuple(f"curves-over-{name}.svg" for name in AXES)
+
+
+def curves(document: dict[str, Any], axis: int) -> dict[str, Curve]:
     r"""Give the learning curves, one line a seed, over tokens (`axis=0`) or seconds (`axis=1`)."""
     return {
         each["name"]: [[(point[axis], point[2]) for point in run["curve"]] for run in each["runs"]]
@@ -128,7 +147,12 @@ def curves(document: dict[str, Any], axis: int) -> dict[str, list[list[tuple[flo
     }
 
 
-AXES = ("tokens", "seconds")
+def curve_files(document: dict[str, Any]) -> dict[str, str]:
+    r"""Draw the learning curves over tokens and over seconds: an SVG for each name of a file."""
+    return {
+        file: chart_file(curves(document, axis), name, document["unit"])
+        for axis, (name, file) in enumerate(zip(AXES, FILES, strict=True))
+    }
 
 
 def as_page(document: dict[str, Any]) -> str:
@@ -142,12 +166,10 @@ def as_page(document: dict[str, Any]) -> str:
         for line in lines
     )
     charts = "".join(
-        line_chart(
-            curves(document, axis),
-            name,
-            document["unit"],
-            f"A part of the validation text during training, over {name}.",
-        )
+        f'<figure><div class="wide" tabindex="0" role="region" aria-label="Curves over {name}">'
+        f"{chart(curves(document, axis), name, document['unit'])}</div>"
+        f"<figcaption>Over {name}: a part of the validation text, read during training. "
+        f"{_of_seeds(document)}</figcaption></figure>"
         for axis, name in enumerate(AXES)
     )
     samples = "".join(
@@ -155,40 +177,32 @@ def as_page(document: dict[str, Any]) -> str:
         f"{escape(each['sample'])}</pre></div>"
         for each in document["contenders"]
     )
-    listed = "".join(f"<li>{escape(note)}</li>" for note in notes(document))
+    measured, shapes = notes(document)
     return leaflet(
-        "Comparison: " + ", ".join(each["name"] for each in document["contenders"]),
+        "Comparison",
+        f'<p class="lead">{escape(_summary(document))}</p>'
         f'<div class="wide" tabindex="0" role="region" aria-label="Results"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        f'<ul class="muted">{listed}</ul><h2>Learning curves</h2><div class="side">{charts}</div>'
+        f'<ul class="muted">{_items(measured)}</ul>'
+        '<details class="muted"><summary>The settings of each model</summary>'
+        f"<ul>{_items(shapes)}</ul></details>"
+        f'<h2>Learning curves</h2><div class="side">{charts}</div>'
         f'<h2>Samples</h2><div class="side">{samples}</div>',
+        style=STYLE + ".wide svg { min-width: 30rem; }",
     )
 
 
-def draw(document: dict[str, Any], folder: Path) -> list[Path]:
-    r"""Draw the learning curves over tokens and over seconds as `curves.svg` and `curves.png`.
+def _items(texts: list[str]) -> str:
+    return "".join(f"<li>{escape(text)}</li>" for text in texts)
 
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed; the message says how to get it.
-    """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("the curves need matplotlib: pip install 'postil[plot]'") from error
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    for axis, axes in enumerate(figure.subplots(1, 2, sharey=True)):
-        for number, (name, lines) in enumerate(curves(document, axis).items()):
-            for again, line in enumerate(lines):
-                style = {"color": f"C{number}", "linewidth": 1.2, "label": None if again else name}
-                axes.plot([x for x, _ in line], [y for _, y in line], **style)
-        axes.set(xlabel=AXES[axis], ylabel=document["unit"] if axis == 0 else None)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
-    figure.axes[0].legend(frameon=False)
-    paths = [folder / "curves.svg", folder / "curves.png"]
-    # The ids in an SVG are drawn at random unless salted: the same data gives the same file.
-    with rc_context({"svg.hashsalt": "postil"}):
-        figure.savefig(paths[0], metadata={"Date": None})
-    figure.savefig(paths[1], dpi=150)
-    return paths
+
+def _summary(document: dict[str, Any]) -> str:
+    names = [each["name"] for each in document["contenders"]]
+    return (
+        f"{', '.join(names)}: trained on {document['text']} with the same budget, {_budget(document)} each."
+    )
+
+
+def _of_seeds(document: dict[str, Any]) -> str:
+    count = len(document["seeds"])
+    return f"Mean of {count} seeds, in a band from the lowest to the highest." if count > 1 else "One seed."

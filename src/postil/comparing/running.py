@@ -5,7 +5,7 @@ r"""From a plan to a folder with a report in it.
       aft-local/seed-1.json  what was planned for it
       measurements.json    speed, memory and state of all contenders
       results.json         everything the report shows
-      report.md index.html curves.svg curves.png
+      report.md index.html curves-over-tokens.svg curves-over-seconds.svg
 
 A comparison takes hours, and machines stop. Nothing here has to remember how far it came: each run knows that
 itself. Started again, the comparison asks every run to go on to its end, and those that are there say so.
@@ -27,7 +27,7 @@ from rich.console import Console
 from postil import durable
 from postil.comparing.measuring import ROUNDS, measure
 from postil.comparing.plan import Contender
-from postil.comparing.report import as_markdown, as_page, draw
+from postil.comparing.report import as_markdown, as_page, curve_files
 from postil.sampling import Sampler, generate
 from postil.training import checkpoints
 from postil.training.curves import read_metrics
@@ -77,7 +77,7 @@ def compare(
     console.print("measuring speed, memory and state side by side")
     measured = _measured(contenders, out, rounds)
     document = _document(contenders, seeds, out, measured)
-    _write_report(document, out, console)
+    _write_report(document, out)
     return document
 
 
@@ -227,14 +227,12 @@ def _sample(settings: TrainSettings) -> str:
     return saved.tokenizer.decode(ids[0].tolist())
 
 
-def _write_report(document: dict[str, Any], out: Path, console: Console) -> None:
+def _write_report(document: dict[str, Any], out: Path) -> None:
     _write_json(out / "results.json", document)
     durable.replace_file(out / "report.md", as_markdown(document).encode())
     durable.replace_file(out / "index.html", as_page(document).encode())
-    try:
-        draw(document, out)
-    except ModuleNotFoundError as error:
-        console.print(str(error), style="yellow", markup=False)
+    for name, text in curve_files(document).items():
+        durable.replace_file(out / name, text.encode())
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:
