@@ -26,10 +26,10 @@ read is not yet what it was used for.</p>
 <label>Part <select id="part"></select></label>
 </form>
 <div class="side">
-<figure><canvas id="map" tabindex="0" role="img" aria-label="The chosen matrix"></canvas>
+<figure id="figure"><canvas id="map" tabindex="0" role="img" aria-label="The chosen matrix"></canvas>
 <figcaption id="range"></figcaption></figure>
 <div><p id="said" role="status" aria-live="polite"></p><pre id="text" aria-label="The text"></pre>
-<table><thead><tr><th scope="col">reads</th><th scope="col">weight</th></tr></thead>
+<table><thead><tr><th scope="col" id="what">reads</th><th scope="col" id="unit">weight</th></tr></thead>
 <tbody id="top"></tbody></table>
 </div></div>
 <noscript><p>The pictures need JavaScript; the same ones are beside this file as SVG and PNG.</p></noscript>
@@ -37,12 +37,14 @@ read is not yet what it was used for.</p>
     return leaflet(title, body, _SCRIPT, _STYLE)
 
 
-# A byte a value is as fine as a screen can show, and keeps a file of many heads small enough to send.
+# A byte a value is as fine as a screen can show, and keeps a file of many heads small enough to send. Weights
+# get the whole byte in each row: the later a token, the smaller its weights.
 def _packed(picture: Picture) -> dict[str, Any]:
     values = picture.values.float().cpu()
-    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
-    scale = (high - low) / 255 or 1.0
-    levels = ((values - low) / scale).round().clamp(0, 255).byte().contiguous()
+    low = min(0.0, float(values.min()))
+    highest = values.amax(dim=1).clamp(min=0.0)
+    scales = (highest.max().expand_as(highest) if picture.signed else highest).sub(low) / 255
+    levels = ((values - low) / scales.clamp(min=1e-30)[:, None]).round().clamp(0, 255).byte().contiguous()
     return {
         "kind": picture.kind,
         "layer": picture.layer,
@@ -50,8 +52,9 @@ def _packed(picture: Picture) -> dict[str, Any]:
         "rows": values.shape[0],
         "columns": list(picture.columns) or values.shape[1],
         "text": picture.over_text,
+        "signed": picture.signed,
         "low": low,
-        "scale": scale,
+        "scales": [float(f"{scale:.5g}") for scale in scales.tolist()],
         "levels": base64.b64encode(levels.numpy().tobytes()).decode(),
     }
 
@@ -63,6 +66,9 @@ select { font: inherit; color: inherit; background: var(--panel); border: 1px so
 canvas { width: 100%; max-width: 560px; image-rendering: pixelated; border: 1px solid var(--line); }
 #text span { padding: 1px 0; cursor: pointer; }
 #text .reader { outline: 2px solid var(--accent); border-radius: 2px; }
+#text { margin-bottom: 1em; font-size: 1rem; }
+#top td { min-width: 7em; }
+#top td:first-child { white-space: pre; }
 """
 
 _SCRIPT = r"""
@@ -70,10 +76,11 @@ _SCRIPT = r"""
 const data = JSON.parse(document.getElementById('data').textContent);
 const get = (id) => document.getElementById(id);
 const selects = ['kind', 'layer', 'part'].map(get);
-let picture, levels, row = 0, column = -1;
+// The last token has all others to read from.
+let picture, levels, row = data.tokens.length - 1, column = -1;
 
 const shown = (t) => t === '\n' ? '\u23ce' : t;
-const value = (r, c) => picture.low + picture.scale * levels[r * width() + c];
+const value = (r, c) => picture.low + picture.scales[r] * levels[r * width() + c];
 const width = () => Array.isArray(picture.columns) ? picture.columns.length : picture.columns;
 const name = (c) => picture.text ? `${shown(data.tokens[c])} (${c + 1})` : picture.columns[c];
 
@@ -92,6 +99,9 @@ function choose() {
   fill(part, ofLayer.map((p) => p.part), String);
   picture = ofLayer.find((p) => p.part === part.value);
   levels = Uint8Array.from(atob(picture.levels), (c) => c.charCodeAt(0));
+  get('figure').hidden = !picture.text;
+  get('what').textContent = picture.text ? 'reads' : 'made of';
+  get('unit').textContent = picture.signed ? 'bias' : 'weight';
   row = Math.min(row, picture.rows - 1);
   paint();
 }
@@ -103,19 +113,25 @@ function paint() {
   const style = getComputedStyle(document.documentElement);
   const rgb = (v) => style.getPropertyValue(v).trim().match(/\w\w/g).map((h) => parseInt(h, 16));
   const paper = rgb('--page'), up = rgb('--accent'), down = rgb('--series1');
-  const bound = Math.max(-picture.low, picture.low + 255 * picture.scale) || 1;
   for (let r = 0; r < picture.rows; r++) for (let c = 0; c < n; c++) {
-    const v = value(r, c) / bound, ink = v < 0 ? down : up;
+    const v = value(r, c) / bound(r), ink = v < 0 ? down : up;
     const share = Math.abs(v) * (r === row ? 1 : 0.8), at = 4 * (r * n + c);
     for (let i = 0; i < 3; i++) image.data[at + i] = paper[i] + (ink[i] - paper[i]) * share;
     image.data[at + 3] = 255;
   }
   canvas.getContext('2d').putImageData(image, 0, 0);
-  const high = picture.low + 255 * picture.scale;
-  get('range').textContent = `from ${picture.low.toFixed(3)} to ${high.toFixed(3)}`;
-  say(bound);
+  const high = picture.low + 255 * Math.max(...picture.scales);
+  get('range').textContent = picture.signed
+    ? `From ${picture.low.toFixed(3)} (red) over 0 to ${high.toFixed(3)} (blue).`
+    : `Each row is shaded by its own largest weight; the largest of all is ${high.toFixed(3)}.`;
+  say();
 }
-function say(bound) {
+// Later tokens share their weight among more; on one scale for all, only the first rows would be seen.
+function bound(r) {
+  const high = picture.low + 255 * picture.scales[r];
+  return Math.max(-picture.low, high) || 1;
+}
+function say() {
   const n = width(), size = (c) => Math.abs(value(row, c));
   const order = [...Array(n).keys()].sort((a, b) => size(b) - size(a));
   const reader = picture.text ? name(row) : picture.part;
@@ -124,20 +140,23 @@ function say(bound) {
   get('top').replaceChildren(...order.slice(0, 8).filter((c) => value(row, c)).map((c) => {
     const line = document.createElement('tr');
     for (const text of [name(c), value(row, c).toFixed(3)]) line.insertCell().textContent = text;
+    const long = 100 * size(c) / size(order[0]), ink = value(row, c) < 0 ? '--series1' : '--accent';
+    const bar = `color-mix(in srgb, var(${ink}) 22%, transparent) ${long}%`;
+    line.style.background = `linear-gradient(to right, ${bar}, transparent ${long}%)`;
     return line;
   }));
   if (!picture.text) { get('text').replaceChildren(); return; }
   get('text').replaceChildren(...data.tokens.map((token, c) => {
     const span = document.createElement('span');
     span.textContent = token === '\n' ? '\u23ce\n' : token;
-    const share = Math.round(60 * Math.abs(value(row, c)) / bound);
-    span.style.background = `color-mix(in srgb, var(--accent) ${share}%, transparent)`;
+    const share = Math.round(60 * size(c) / bound(row)), ink = value(row, c) < 0 ? '--series1' : '--accent';
+    span.style.background = `color-mix(in srgb, var(${ink}) ${share}%, transparent)`;
     if (c === row) span.className = 'reader';
     span.onclick = () => { row = c; column = -1; paint(); };
     return span;
   }));
 }
-get('map').addEventListener('pointermove', (event) => {
+for (const kind of ['pointermove', 'pointerdown']) get('map').addEventListener(kind, (event) => {
   const box = event.target.getBoundingClientRect();
   const at = (x, size, count) => Math.max(0, Math.min(count - 1, Math.floor(x / size * count)));
   const r = at(event.clientY - box.top, box.height, picture.rows);

@@ -48,6 +48,11 @@ class Picture:
     over_text: bool = True
     columns: tuple[str, ...] = ()
 
+    @property
+    def signed(self) -> bool:
+        r"""True for biases, which may be negative and have no sum; weights of a row sum to 1."""
+        return self.kind == "position biases"
+
 
 def pictures(model: LanguageModel, ids: Int[Tensor, "T"]) -> list[Picture]:
     r"""Give all pictures of a model for one text.
@@ -119,8 +124,10 @@ def _aft(mixer: AFTLayer, layer: int, x: Float[Tensor, "T 1 D"]) -> list[Picture
         shown += [Picture("AFT weights", layer, f"channel {c + 1}", weights[:, :, c]) for c in chosen]
     if bias is not None:
         seen = bias.masked_fill(~allowed, 0.0)
-        names = [f"head {h + 1}" for h in range(seen.shape[2])] if isinstance(mixer, AFTConv) else ["all"]
-        shown += [Picture("position biases", layer, name, seen[:, :, h]) for h, name in enumerate(names)]
+        if isinstance(mixer, AFTConv):
+            shown += _by_head("position biases", layer, seen)
+        else:
+            shown.append(Picture("position biases", layer, "all channels", seen[:, :, 0]))
     return shown
 
 
