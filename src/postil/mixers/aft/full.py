@@ -187,3 +187,18 @@ class AFTFull(AFTLayer):
         w = self.position_biases(q.shape[0], k.shape[0], past)
         y = self.output(aft_full(q, k, v, w, Mask(causal=True, offset=past)))
         return y, FullState(k, v)
+
+    # For one query the weights of equation (1) are as many numbers as the keys that the state keeps anyway. So
+    # the literal form has nothing against it here.
+    def step(
+        self, x_t: Float[Tensor, "B D"], state: FullState | None = None
+    ) -> tuple[Float[Tensor, "B D"], FullState]:
+        r"""Mix one position. Cost: $S B D$ time and memory for $S$ positions so far."""
+        q, k, v = self.query(x_t), self.key(x_t)[None], self.value(x_t)[None]
+        if state is not None:
+            k, v = torch.cat([state.keys, k]), torch.cat([state.values, v])
+        w = self.position_biases(1, k.shape[0], k.shape[0] - 1)[0]
+        wide = torch.promote_types(k.dtype, torch.float32)
+        weights = (k.to(wide) + w.to(wide)[:, None, None]).softmax(dim=0)
+        mean = (weights * v).sum(dim=0)
+        return self.output(torch.sigmoid(q) * mean.to(q.dtype)), FullState(k, v)

@@ -219,7 +219,8 @@ class AFTLocal(AFTLayer):
         near = self.local_window_size - 1
         state = WindowState.empty(k[None], v[None], near) if state is None else state
         check_length(state.position + 1, self.seq_len, "the text")
-        mean = state.read(k, v, self.pos_bias[state.position, : near + 1, None, None])
+        bias = self.pos_bias[state.position : state.position + 1, : near + 1].t()[..., None]
+        mean = state.read(k, v, bias)
         return self.output(torch.sigmoid(q) * mean.to(q.dtype)), state.extend(k[None], v[None], near)
 
 
