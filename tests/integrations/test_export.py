@@ -18,8 +18,8 @@ from postil.training.saved import load_run
 from .making import make_model
 
 PROMPT = [3, 7, 5, 16, 2]
-# Its fast form takes its lengths as plain numbers, so tracing fixes them.
-CANNOT = ("aft-full",)
+# Its state says how long it is by a number of its own, which a loop in a graph would have to fix.
+TOKEN_BY_TOKEN = ("feedback", "feedback-original")
 
 
 def make_run(mixer, path, **options):
@@ -50,18 +50,13 @@ def graph_text(out):
 def exports_and_writes(mixer, to, tmp_path):
     text = make_run(mixer, tmp_path / "run")
     done = export(tmp_path / "run", to, tmp_path / "out")
-    if mixer in CANNOT:
-        assert done.returncode == 2 and done.stderr.count("\n") == 1
-        assert f"{mixer} cannot be exported to {to}" in done.stderr
-        assert not (tmp_path / "out").exists()
-        return
     assert done.returncode == 0, done.stderr
     assert graph_text(tmp_path / "out") == text
     described = json.loads((tmp_path / "out" / "export.json").read_text())
     for shape in described["step"]["inputs"].values():
         assert all(isinstance(size, int) or size in ("B", "S") for size in shape)
+    assert described["prefill"]["inputs"]["ids"] == ["B", 1 if mixer in TOKEN_BY_TOKEN else "T"]
     if mixer == "multi-head-attention":
-        assert described["prefill"]["inputs"]["ids"] == ["B", "T"]
         assert described["step"]["inputs"]["state.backbone.0.keys"][:2] == ["S", "B"]
 
 

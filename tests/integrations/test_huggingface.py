@@ -1,12 +1,14 @@
 """Models go to the Hub's form and come back exactly; nothing else is read."""
 
 import json
+import os
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
+from postil.integrations import huggingface
 from postil.integrations.huggingface import PretrainedModel
 
 from .making import make_model
@@ -85,6 +87,56 @@ def test_what_does_not_fit_is_named(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="lacks mixer, settings, tokenizer"):
         PretrainedModel.from_pretrained(tmp_path)
+
+
+# A sparse file takes no room on the disk; whoever read it whole would need a terabyte.
+def test_a_config_is_measured_before_it_is_read(tmp_path):
+    make_model("multi-head-attention").save_pretrained(tmp_path)
+    config = tmp_path / "config.json"
+    os.truncate(config, 10**12)
+    with pytest.raises(ValueError, match=r"config\.json: has 1000000000000 bytes, more than the \d+ allowed"):
+        PretrainedModel.from_pretrained(tmp_path)
+    os.truncate(config, 0)
+    config.write_text('{"mixer": ' + "[" * 200_000)
+    with pytest.raises(ValueError, match=r"config\.json: nested too deeply"):
+        PretrainedModel.from_pretrained(tmp_path)
+
+
+# A billion layers would be built one by one, before anybody missed their tensors.
+@pytest.mark.parametrize("name", ["n_layers", "d_model", "d_ff", "seq_len"])
+def test_claims_that_the_weights_cannot_back_build_nothing(name, tmp_path):
+    make_model("multi-head-attention").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["settings"][name] = 10**9
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"{name}=1000000000, and") as caught:
+        PretrainedModel.from_pretrained(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_repository_is_read_as_a_folder_is(tmp_path, monkeypatch):
+    from huggingface_hub.errors import EntryNotFoundError
+
+    model = make_model("multi-head-attention")
+    model.save_pretrained(tmp_path)
+    asked = []
+
+    def download(repository, name, **options):
+        asked.append((repository, name, options))
+        if not (tmp_path / name).exists():
+            raise EntryNotFoundError(name)
+        return str(tmp_path / name)
+
+    monkeypatch.setattr(huggingface, "hf_hub_download", download)
+    ids = torch.randint(0, 17, (2, 9))
+    again = PretrainedModel.from_pretrained("someone/small", revision="v1")
+    assert torch.equal(model(ids), again(ids))
+    assert asked == [
+        ("someone/small", name, {"revision": "v1"}) for name in ("config.json", "model.safetensors")
+    ]
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"someone/small: has no model\.safetensors"):
+        PretrainedModel.from_pretrained("someone/small")
 
 
 def test_push_uploads_what_save_writes(tmp_path, monkeypatch):

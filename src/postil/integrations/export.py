@@ -5,16 +5,17 @@ token, its position and the state, and gives logits and the new state. The tenso
 and outputs by name, of any length. `export.json` beside them says the rest, the vocabulary included.
 
 Tracing replaces a number by a constant wherever the code made a decision with it. So no graph is written
-before it has computed what the model computes, at several lengths and batch sizes. Where one holds for a
-single length only, `export.json` says so: a prompt is then read by `prefill` of one token, then by `step`.
+before it has computed what the model computes, at several lengths and batch sizes. Where no `prefill` of any
+length can be had, `export.json` says so: a prompt is then read by `prefill` of one token, then by `step`.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.func import functional_call
 
-from postil.integrations.states import batch_axes, leaves, map_leaves, probe
+from postil.integrations.states import Layout, layout_of, leaves
 from postil.language_model import LanguageModel
 from postil.mixer import State
 from postil.sampling import evaluating
@@ -38,64 +40,6 @@ Run = Callable[..., list[Tensor]]
 
 class ExportError(ValueError):
     r"""A model that cannot be exported in this form, and why."""
-
-
-# ## The state as a list
-#
-# A graph knows tensors only. Numbers in a state are of three kinds: the length of a tensor beside them, the
-# number of tokens read, or constants. Two states of different lengths tell which is which.
-@dataclass(frozen=True)
-class _Layout:
-    names: tuple[str, ...]
-    axes: tuple[tuple[str | int, ...], ...]
-    assemble: Callable[[tuple[Tensor, ...], Any], State]
-
-
-SHORT, LONG = 3, 5
-
-
-def _layout(model: LanguageModel) -> _Layout:
-    short, long, batch = probe(model, 2, SHORT), probe(model, 2, LONG), batch_axes(model)
-    named = dict(zip(_names(short), zip(*map(leaves, (short, long, batch)), strict=True), strict=True))
-    kept = {name: parts for name, parts in named.items() if parts[2] is not None}
-    axes = tuple(
-        tuple(
-            "B" if axis == b else "S" if sizes == (SHORT, LONG) else sizes[0]
-            for axis, sizes in enumerate(zip(one.shape, other.shape, strict=True))
-        )
-        for one, other, b in kept.values()
-    )
-    lengths = {name: shape.index("S") for name, shape in zip(kept, axes, strict=True) if "S" in shape}
-
-    def assemble(tensors: tuple[Tensor, ...], position: Any) -> State:
-        given = dict(zip(kept, tensors, strict=True))
-        values = iter([_leaf(name, parts, given, lengths, position) for name, parts in named.items()])
-        return map_leaves(lambda _: next(values), short)
-
-    return _Layout(tuple(kept), axes, assemble)
-
-
-def _leaf(name: str, parts: Any, given: dict[str, Tensor], lengths: dict[str, int], position: Any) -> Any:
-    short, long, _ = parts
-    if name in given:
-        return given[name]
-    if isinstance(short, Tensor):
-        return torch.zeros_like(short)
-    if short == long:
-        return short
-    if (short, long) != (SHORT, LONG):
-        raise ExportError(f"{name} in its state is {short} after {SHORT} tokens and {long} after {LONG}")
-    beside = [key for key in lengths if key.rpartition(".")[0] == name.rpartition(".")[0]]
-    return given[beside[0]].shape[lengths[beside[0]]] if beside else position
-
-
-def _names(state: State, prefix: str = "") -> list[str]:
-    if not isinstance(state, tuple):
-        return [prefix.removeprefix(".")]
-    fields = getattr(state, "_fields", range(len(state)))
-    return [
-        name for field, part in zip(fields, state, strict=True) for name in _names(part, f"{prefix}.{field}")
-    ]
 
 
 # ## The two graphs
@@ -120,21 +64,86 @@ class _First(_Prefill):
         return [logits[:, None], *_tensors(state)]
 
 
+# The position is a tensor, so that it stays a number nobody knows while the graph is traced; all that is
+# promised of it is its range.
 class _Step(nn.Module):
-    def __init__(self, model: LanguageModel, layout: _Layout):
+    def __init__(self, model: LanguageModel, layout: Layout):
+        super().__init__()
+        self.at = _At(model, layout)
+
+    def forward(self, ids: Tensor, position: Tensor, *state: Tensor) -> list[Tensor]:
+        return self.at(_number(position, self.at.model), ids, *state)
+
+
+class _At(nn.Module):
+    def __init__(self, model: LanguageModel, layout: Layout):
         super().__init__()
         self.model = model
         self.layout = layout
 
-    # The position is a tensor, so that it stays a number nobody knows while the graph is traced; all that is
-    # promised of it is its range.
-    def forward(self, ids: Tensor, position: Tensor, *state: Tensor) -> list[Tensor]:
-        place = position.item()
-        torch._check(place >= 1)
-        if self.model.max_len is not None:
-            torch._check(place < self.model.max_len)
-        logits, after = self.model.step(ids, self.layout.assemble(state, place))
+    def forward(self, position: Any, ids: Tensor, *state: Tensor) -> list[Tensor]:
+        logits, after = self.model.step(ids, self.layout.assemble(state, position))
         return [logits, *_tensors(after)]
+
+
+def _number(position: Tensor, model: LanguageModel) -> Any:
+    number = position.item()
+    torch._check(number >= 1)
+    if model.max_len is not None:
+        torch._check(number < model.max_len)
+    return number
+
+
+# Where the pass over many positions makes decisions by numbers, the step can still be traced, and a loop of
+# steps inside the graph reads a prompt of any length. Its rounds must be alike: what grows in the state has
+# its final length from the start, and a round sees the rows written so far. The first token is read before
+# the loop, since it makes the state; round 0 changes nothing.
+class _Scanned(nn.Module):
+    def __init__(self, model: LanguageModel, layout: Layout):
+        super().__init__()
+        self.at = _At(model, layout)
+        self.growing = layout.growing
+
+    def forward(self, ids: Tensor) -> list[Tensor]:
+        first, state = self.at.model.step(ids[:, 0])
+        rounds = torch.arange(ids.shape[1])
+        begin = [
+            x.clone() if axis is None else torch.where(_along(rounds == 0, x, axis), x, 0.0)
+            for x, axis in zip(_tensors(state), self.growing, strict=True)
+        ]
+        # A loop sees only what it is handed, parameters too.
+        stored = {**dict(self.at.named_parameters()), **dict(self.at.named_buffers())}
+
+        def turn(*given: Tensor) -> list[Tensor]:
+            before, rest = given[: len(begin)], given[len(begin) + 2 :]
+            token, number = given[len(begin) : len(begin) + 2]
+            return self._turn(dict(zip(stored, rest, strict=True)), token, number, before)
+
+        inputs = [ids.t().contiguous(), rounds]
+        *after, logits = torch.ops.higher_order.scan(turn, begin, inputs, tuple(stored.values()))
+        return [torch.where((rounds == 0)[:, None, None], first, logits).transpose(0, 1), *after]
+
+    def _turn(
+        self, stored: dict[str, Tensor], token: Tensor, number: Tensor, state: tuple[Tensor, ...]
+    ) -> list[Tensor]:
+        place = _number(number.clamp(min=1), self.at.model)
+        for x, axis in zip(state, self.growing, strict=True):
+            torch._check(axis is None or place <= x.shape[axis])
+        pairs = zip(state, self.growing, strict=True)
+        seen = [x if axis is None else x.narrow(axis, 0, place) for x, axis in pairs]
+        logits, *after = functional_call(self.at, stored, (place, token, *seen))
+        kept = []
+        for old, new, axis in zip(state, after, self.growing, strict=True):
+            here = number > 0
+            if axis is not None:
+                new = new.narrow(axis, place, 1)
+                here = here & _along(torch.arange(old.shape[axis]) == number, old, axis)
+            kept.append(torch.where(here, new, old))
+        return [*kept, logits]
+
+
+def _along(flags: Tensor, x: Tensor, axis: int) -> Tensor:
+    return flags.view([-1] + [1] * (x.dim() - axis - 1))
 
 
 def _tensors(state: State) -> list[Tensor]:
@@ -167,14 +176,13 @@ class _Graph:
                     raise ExportError(f"{self.name} computes something else for inputs {shapes}")
 
 
-# Any batch and any length is wanted; one row, and then one token, is what is taken if need be.
-def _prefill_graph(model: LanguageModel, layout: _Layout, convert: Converter) -> tuple[_Graph, Writer]:
+# Any batch and any length is wanted; a loop, one row, and then one token, is what is taken if need be.
+def _prefill_graph(model: LanguageModel, layout: Layout, convert: Converter) -> tuple[_Graph, Writer]:
     longest = model.max_len or 128
 
-    def attempt(batch: bool, length: bool) -> _Graph:
+    def attempt(module: nn.Module, batch: bool, length: bool) -> _Graph:
         rows, tokens = (2 if batch else 1), (6 if length else 1)
         dims = {axis: Dim.DYNAMIC for axis, free in enumerate((batch, length)) if free}
-        module = _Prefill(model) if length else _First(model)
         program = _trace(module, (_some_ids(model, rows, tokens),), (dims or None,))
         lengths = [t for t in (1, 2, 5, 6, 12, longest) if t <= longest] if length else [1]
         inputs = [_some_ids(model, b, t) for b in ((1, 2, 3) if batch else (1,)) for t in lengths]
@@ -184,10 +192,18 @@ def _prefill_graph(model: LanguageModel, layout: _Layout, convert: Converter) ->
         state = _named("next", layout, {"B": shape[0], "S": shape[1]})
         return _Graph("prefill", program, {"ids": shape}, {**logits, **state}, cases)
 
-    return _first(attempt, [(True, True), (False, True), (True, False), (False, False)], convert)
+    whole, scanned, one = _Prefill(model), _Scanned(model, layout), _First(model)
+    choices = [
+        (whole, True, True),
+        (scanned, True, True),
+        (whole, False, True),
+        (one, True, False),
+        (one, False, False),
+    ]
+    return _first(attempt, choices, convert)
 
 
-def _step_graph(model: LanguageModel, layout: _Layout, convert: Converter) -> tuple[_Graph, Writer]:
+def _step_graph(model: LanguageModel, layout: Layout, convert: Converter) -> tuple[_Graph, Writer]:
     longest = model.max_len or 128
 
     def example(rows: int, tokens: int) -> tuple[Tensor, ...]:
@@ -221,12 +237,12 @@ def _step_graph(model: LanguageModel, layout: _Layout, convert: Converter) -> tu
 
 
 # What `next.` gives is what `state.` takes; a graph may not use one name twice.
-def _named(prefix: str, layout: _Layout, sizes: dict[str, str | int]) -> dict[str, tuple[str | int, ...]]:
+def _named(prefix: str, layout: Layout, sizes: dict[str, str | int]) -> dict[str, tuple[str | int, ...]]:
     shapes = (tuple(sizes.get(str(size), size) for size in shape) for shape in layout.axes)
     return {f"{prefix}.{name}": shape for name, shape in zip(layout.names, shapes, strict=True)}
 
 
-def _live(state: State, layout: _Layout) -> list[Tensor]:
+def _live(state: State, layout: Layout) -> list[Tensor]:
     tensors = _tensors(state)
     if len(tensors) != len(layout.names):
         raise ExportError("its state has not the same tensors at every length")
@@ -239,7 +255,7 @@ def _some_ids(model: LanguageModel, rows: int, tokens: int) -> Tensor:
 
 
 def _first(
-    attempt: Callable[..., _Graph], choices: list[tuple[bool, ...]], convert: Converter
+    attempt: Callable[..., _Graph], choices: Sequence[tuple[Any, ...]], convert: Converter
 ) -> tuple[_Graph, Writer]:
     for choice in choices:
         try:
@@ -250,7 +266,7 @@ def _first(
         except ModuleNotFoundError:
             raise
         except Exception as error:
-            if choice == choices[-1]:
+            if choice is choices[-1]:
                 raise ExportError(_cause(error)) from error
     raise AssertionError("there is always a last choice")
 
@@ -276,12 +292,14 @@ def export_model(run: SavedRun, out: Path, to: str) -> dict[str, Any]:
         raise ValueError(f"--to {to}: expected one of {', '.join(FORMATS)}")
     if out.exists() and any(out.iterdir()):
         raise ValueError(f"{out}: is not empty; give another folder")
-    with evaluating(run.model):
+    # A loop whose parameters want gradients is not taken apart for ONNX.
+    model = copy.deepcopy(run.model).requires_grad_(False)
+    with evaluating(model):
         try:
-            layout = _layout(run.model)
+            layout = layout_of(model)
             convert = _onnx if to == "onnx" else _pt2
-            graphs = [make(run.model, layout, convert) for make in (_step_graph, _prefill_graph)]
-        except ExportError as error:
+            graphs = [make(model, layout, convert) for make in (_step_graph, _prefill_graph)]
+        except ValueError as error:
             raise ExportError(f"{run.settings.mixer} cannot be exported to {to}: {error}") from error
     out.mkdir(parents=True, exist_ok=True)
     described = {}

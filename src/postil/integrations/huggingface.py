@@ -9,6 +9,7 @@ are not exactly those of its configuration.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,18 @@ import safetensors.torch
 from huggingface_hub import PyTorchModelHubMixin, hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from postil import durable
 from postil.registry import ModelSettings, build_language_model
 from postil.text import Tokenizer, tokenizer_from_dict
-from postil.training.saved import SavedRun
+from postil.training.saved import SavedRun, check_claims
 from postil.training.settings import settings_from_dict
 
 __all__ = ["PretrainedModel", "model_settings"]
 
-WEIGHTS = "model.safetensors"
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 # The library records what the constructor was given and hands it back on loading, so the constructor takes
@@ -76,30 +78,55 @@ class PretrainedModel(
         described = {"tokenizer_class": "PostilTokenizer", "description": self.tokenizer.to_dict()}
         (save_directory / "tokenizer_config.json").write_text(json.dumps(described), encoding="utf-8")
 
-    # The library's own version would try a pickle next, and would load what fits and leave the rest as it was
-    # drawn.
+    # The library's own version reads a `config.json` of any size, builds what it asks for, tries a pickle
+    # where there are no safe weights, and loads what fits, leaving the rest as it was drawn.
     @classmethod
-    def _from_pretrained(cls, *, model_id: str, **options: Any) -> PretrainedModel:
-        download = {
-            name: options.pop(name)
-            for name in ("revision", "cache_dir", "force_download", "token", "local_files_only")
-        }
-        if missing := {"mixer", "settings", "tokenizer"} - set(options):
-            raise ValueError(f"{model_id}: its config.json lacks {', '.join(sorted(missing))}: not of Postil")
-        wrapped = cls(**options)
-        path = Path(model_id) / WEIGHTS
-        if not Path(model_id).is_dir():
-            try:
-                path = Path(hf_hub_download(model_id, WEIGHTS, **download))
-            except EntryNotFoundError:
-                raise _no_weights(model_id) from None
-        elif not path.exists():
-            raise _no_weights(model_id)
+    def from_pretrained(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, pretrained_model_name_or_path: str | Path, **download: Any
+    ) -> PretrainedModel:
+        r"""Load a model from a folder or from the Hub; `download` is for `hf_hub_download` (`revision`, ...).
+
+        Raises:
+            ValueError: it has no safe weights, is not of this version, or its files do not fit each other.
+        """
+        name = str(pretrained_model_name_or_path)
+        config = _read_config(_file(name, CONFIG, download))
+        if missing := {"mixer", "settings", "tokenizer"} - set(config):
+            raise ValueError(f"{name}: its config.json lacks {', '.join(sorted(missing))}: not of Postil")
+        path = _file(name, WEIGHTS, download)
+        if path is None:
+            raise ValueError(
+                f"{name}: has no {WEIGHTS}; weights in other files (.bin, .pt) are pickles, which can run "
+                "commands when read: refused"
+            )
         try:
+            with safe_open(path, framework="pt") as file:
+                sizes = [math.prod(file.get_slice(tensor).get_shape()) for tensor in file.keys()]  # noqa: SIM118
+            check_claims(model_settings(config["settings"]), len(sizes), sum(sizes))
+            wrapped = cls(**{key: config[key] for key in ("mixer", "settings", "tokenizer")})
             safetensors.torch.load_model(wrapped, path, strict=True)
-        except (SafetensorError, RuntimeError, OSError) as error:
+        except (SafetensorError, RuntimeError, TypeError, MemoryError, OverflowError, OSError) as error:
             raise ValueError(f"{path}: cannot be read as this model: {error}") from None
         return wrapped.eval()
+
+
+def _file(model: str, name: str, download: dict[str, Any]) -> Path | None:
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path if path.exists() else None
+    try:
+        return Path(hf_hub_download(model, name, **download))
+    except EntryNotFoundError:
+        return None
+
+
+def _read_config(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        return durable.parse_json(durable.read_file(path.resolve()))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {durable.one_line(error)}") from None
 
 
 def model_settings(values: Any) -> ModelSettings:
@@ -114,10 +141,3 @@ def model_settings(values: Any) -> ModelSettings:
         return settings_from_dict(values, ModelSettings)
     except TypeError as error:
         raise ValueError(f"the settings of a model cannot be used: {error}") from None
-
-
-def _no_weights(model: str) -> ValueError:
-    return ValueError(
-        f"{model}: has no {WEIGHTS}; weights in other files (.bin, .pt) are pickles, which can run commands "
-        "when read: refused"
-    )

@@ -2,18 +2,18 @@ r"""A trained model, read back from the folder of its run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from postil.language_model import LanguageModel
-from postil.registry import build_language_model
+from postil.registry import ModelSettings, build_language_model, with_positions
 from postil.text import Tokenizer, tokenizer_from_dict
 from postil.training import checkpoints
 from postil.training.checkpoints import Checkpoint, CheckpointError
 from postil.training.settings import TrainSettings, settings_from_dict
 
-__all__ = ["SavedRun", "load_run"]
+__all__ = ["SavedRun", "as_stored", "check_claims", "load_run"]
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,11 @@ def load_run(path: str | Path, which: str = "auto") -> SavedRun:
         checkpoint = checkpoints.find(path / "checkpoints", which, groups=["model"])
     if checkpoint is None:
         raise CheckpointError(f"{path}: holds no checkpoint; give the folder of a run or of a checkpoint")
-    settings = _settings(checkpoint.metadata, checkpoint.path)
+    settings = as_stored(_settings(checkpoint.metadata, checkpoint.path), checkpoint)
     tokenizer = tokenizer_from_dict(checkpoint.metadata.get("tokenizer"))
     try:
-        _check_sizes(settings, checkpoint)
+        tensors = checkpoint.tensors["model"].values()
+        check_claims(settings.model, len(tensors), sum(tensor.numel() for tensor in tensors))
         model = build_language_model(settings.mixer, settings.model, tokenizer.vocab_size)
         model.load_state_dict(checkpoint.tensors["model"], strict=True)
     except (RuntimeError, TypeError, ValueError, MemoryError, OverflowError) as error:
@@ -52,16 +53,25 @@ def load_run(path: str | Path, which: str = "auto") -> SavedRun:
     return SavedRun(model.eval(), tokenizer, settings, checkpoint)
 
 
+def as_stored(settings: TrainSettings, checkpoint: Checkpoint) -> TrainSettings:
+    r"""Give the settings with what older versions left to a default that is another one now."""
+    rows = {name: tensor.shape[0] for name, tensor in checkpoint.tensors["model"].items() if tensor.dim()}
+    return replace(settings, model=with_positions(settings.model, rows))
+
+
 # The settings are a stranger's claim, and a model is built from them before its tensors are compared. What
 # the tensors cannot back is not built. Positions may be computed and have no tensor, up to a limit.
-def _check_sizes(settings: TrainSettings, checkpoint: Checkpoint) -> None:
-    tensors, model = checkpoint.tensors["model"], settings.model
-    numbers = sum(tensor.numel() for tensor in tensors.values())
-    limits = {"n_layers": len(tensors), "d_model": numbers, "d_ff": numbers, "seq_len": max(numbers, 2**20)}
+def check_claims(model: ModelSettings, tensors: int, numbers: int) -> None:
+    r"""Check that a file of so many tensors, and numbers in them, can be that of such a model.
+
+    Raises:
+        RuntimeError: naming the setting that it cannot back.
+    """
+    limits = {"n_layers": tensors, "d_model": numbers, "d_ff": numbers, "seq_len": max(numbers, 2**20)}
     for name, limit in limits.items():
         value = getattr(model, name)
         if value is not None and value > limit:
-            raise RuntimeError(f"{name}={value}, and {len(tensors)} tensors of {numbers} numbers in all")
+            raise RuntimeError(f"{name}={value}, and {tensors} tensors of {numbers} numbers in all")
 
 
 def _settings(metadata: dict[str, Any], path: Path) -> TrainSettings:
