@@ -80,6 +80,28 @@ def test_in_doubt_it_looks_at_all_and_sooner(quick: list[int], monkeypatch: pyte
     assert not quick, "it left by itself in time"
 
 
+def test_a_rank_that_lives_but_never_comes_is_named(quick: list[int]) -> None:
+    """All gave up waiting, but for rank 2: it is stuck somewhere, and its thread goes on beating."""
+    store = HashStore()
+    store.set("waited/1", "")
+    with Alive(store, 1), Alive(store, 2), Watch(0, 3, store) as watch:
+        lost = watch.who_was_lost(timed_out=True)
+    assert lost == (
+        "rank 2 lives but did not come where the others waited for it; rank 0 cannot go on without it"
+    )
+    assert store.get("lost").decode() in lost
+
+
+def test_nobody_is_blamed_where_all_waited(quick: list[int]) -> None:
+    store = HashStore()
+    store.set("waited/1", "")
+    with Alive(store, 1), Watch(0, 2, store) as watch:
+        assert watch.who_was_lost(timed_out=True) is None
+    store = HashStore()
+    with Alive(store, 1), Watch(0, 2, store) as watch:
+        assert watch.who_was_lost() is None, "an error of our own is nobody else's fault"
+
+
 def test_the_first_word_is_the_one_that_counts(quick: list[int]) -> None:
     store = HashStore()
     with pytest.raises(OSError, match="disk"), Alive(store, 0), Watch(1, 2, store):

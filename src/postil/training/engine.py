@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -126,7 +127,9 @@ def together(settings: TrainSettings, fabric: Fabric) -> Iterator[None]:
             # Nobody leaves before all are done: whoever is missed by the others would count as lost.
             fabric.barrier()
         except RuntimeError as error:
-            lost = watch.who_was_lost()
+            lost = watch.who_was_lost(
+                timed_out=re.search("time(d |-)?out", str(error), re.IGNORECASE) is not None
+            )
             if lost is None:
                 raise
             raise RankError(lost) from error

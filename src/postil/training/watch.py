@@ -64,12 +64,23 @@ class Watch:
         self._left.set()
 
     # The broken connection is noticed within a moment, and by all at once. Who is to blame takes a few
-    # seconds of looking.
-    def who_was_lost(self) -> str | None:
-        r"""After an operation between processes failed: name the one that is gone, or give `None`."""
+    # seconds of looking. A rank may also live and yet never come, stuck in a call of its own: then all give up
+    # waiting, and it alone does not.
+    def who_was_lost(self, timed_out: bool = False) -> str | None:
+        r"""After an operation between processes failed: name the one that is gone, or give `None`.
+
+        With `timed_out`, one that lives counts as gone if it has not given up waiting too.
+        """
         self._in_doubt = True
-        self._found.wait((SILENCE_IN_DOUBT + 4) * INTERVAL)
-        return self._message or None
+        if timed_out:
+            self._store.set(f"waited/{self.rank}", "")
+        if self._found.wait((SILENCE_IN_DOUBT + 4) * INTERVAL) or not timed_out:
+            return self._message or None
+        stuck = [rank for rank in range(self.world) if not self._store.check([f"waited/{rank}"])]
+        if not stuck:
+            return None
+        self._tell(f"rank {stuck[0]} lives but did not come where the others waited for it")
+        return f"{self._store.get('lost').decode()}; rank {self.rank} cannot go on without it"
 
     def _run(self) -> None:
         seen: dict[int, tuple[int, int]] = {}
