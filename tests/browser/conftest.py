@@ -182,5 +182,5 @@ def sample(tmp_path_factory) -> Path:
 def our_site(tmp_path_factory) -> Path:
     """The library's own site, in the languages it has."""
     out = tmp_path_factory.mktemp("ours") / "site"
-    build_site(open_project(OURS, languages=["zh_CN", "ja"]), out)
+    build_site(open_project(OURS, languages=["zh_CN", "ja"]), out, run=True, keep_lock=False)
     return out

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (rules are read whole)
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,22 @@ def test_our_colours_can_be_read():
 def test_contrast_is_that_of_the_standard():
     assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("rules", "faults"),
+    [
+        (":root { --muted: light-dark(#57606a, #333333); }", ["dark: --muted on --page", "dark: --muted on --panel"]),
+        (":root { --muted: light-dark(#999999, #9198a1); }", ["light: --muted on --page", "light: --muted on --panel"]),
+        (':root[data-theme="dark"] { --muted: #333333; }', ["dark: --muted on --page", "dark: --muted on --panel"]),
+        (':root:not([data-theme="light"]) { --muted: #333333; }', ["dark: --muted on --page", "dark: --muted on --panel"]),
+        (':root[data-theme="light"] { --muted: #999999; }', ["light: --muted on --page", "light: --muted on --panel"]),
+        (":root { --muted: #57606a; }", ["dark: --muted on --page", "dark: --muted on --panel"]),
+        (":root { --muted: light-dark(#57606a, #9198a1); }", []),
+    ],
+)  # fmt: skip
+def test_both_themes_of_a_sheet_are_measured(tmp_path, rules, faults):
+    sheet = tmp_path / "site.css"
+    sheet.write_text(rules)
+    found = [str(fault) for fault in check_contrast([ASSETS / "page.css", sheet])]
+    assert [f.removeprefix("site.css:1: ").partition(" has")[0] for f in found] == faults

@@ -1,4 +1,5 @@
 # ruff: noqa: E501  (payloads and programs in strings are read whole)
+import dataclasses
 import json
 import os
 import re
@@ -209,6 +210,68 @@ def test_drawings_become_part_of_the_page_and_pictures_files(tmp_path):
     )
     (name,) = re.findall(r'src="(_media/[^"]+)" alt="photo"', page)
     assert (tmp_path / "site" / name).read_bytes() == b"\x89PNG"
+
+
+SECTIONS = '''"""One."""
+
+
+# ## The equation
+#
+# Prose of the section.
+def f():
+    """Do f."""
+
+
+def g():
+    """Do g."""
+
+
+class C:
+    """A class."""
+
+    # ## Inside
+    #
+    # More prose.
+    def method(self):
+        """Do it."""
+
+
+# ## What to try next
+#
+# This.
+'''
+
+
+def test_a_section_begins_with_its_title(tmp_path):
+    build_site(project_of(tmp_path, {"one.py": SECTIONS}), tmp_path / "site")
+    page = (tmp_path / "site/one.html").read_text()
+    found = re.findall(r"<(h\d)[^>]*>(?:<a[^>]*>)?(?:<code[^>]*>)?([^<]*)", page.partition("<h1")[2])
+    assert [(level, text) for level, text in found if text != "On this page"] == [
+        ("h2", "The equation"), ("h3", "f"), ("h3", "g"), ("h3", "C"), ("h4", "Inside"), ("h5", "method"), ("h2", "What to try next")
+    ]  # fmt: skip
+    assert page.index("Prose of the section") < page.index('<h3><a href="#f">') < page.index("<p>Do f.")
+    contents = re.findall(r'<li class="(l\d)"><a href="#([^"]*)"', page)
+    assert contents == [
+        ("l2", "the-equation"),
+        ("l3", "f"),
+        ("l3", "g"),
+        ("l3", "C"),
+        ("l2", "what-to-try-next"),
+    ]
+    # What has no code beside it stands across the page.
+    assert page.count('class="row prose"') == 1
+
+
+def test_a_source_is_in_the_repository_or_in_the_site(tmp_path):
+    project = project_of(tmp_path, {"a/__init__.py": "", "a/one.py": "x = 1\n"})
+    build_site(project, tmp_path / "site")
+    assert 'href="../_sources/a/one.py.txt"' in (tmp_path / "site/a/one.html").read_text()
+    assert (tmp_path / "site/_sources/a/one.py.txt").read_text() == "x = 1\n"
+    named = dataclasses.replace(project, settings={"repository": "https://x.example/r/"}, commit="abc")
+    build_site(named, tmp_path / "other")
+    page = (tmp_path / "other/a/one.html").read_text()
+    assert 'href="https://x.example/r/blob/abc/pkg/a/one.py"' in page
+    assert not (tmp_path / "other/_sources").exists()
 
 
 # --- anchors ---

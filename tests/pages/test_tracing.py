@@ -58,7 +58,7 @@ def test_a_run_is_asked_for_and_kept(numpy_page, tmp_path):
     assert "data-shape" not in (tmp_path / "site/one.html").read_text()
     build_site(numpy_page, tmp_path / "site", run=True)
     page = (tmp_path / "site/one.html").read_text()
-    assert 'data-shape="[T, D]"' in page and "<figcaption>Outer product</figcaption>" in page
+    assert 'data-shape="[T, D]"' in page and "<figcaption>Outer product<span>□ 0 ■ 8</span>" in page
     # The second build takes the trace over: with Python out of reach it would fail.
     import postil.pages.tracing as tracing
 
@@ -151,6 +151,40 @@ def test_ids_of_a_drawing_do_not_meet_those_of_the_page():
     svg = '<svg xmlns="http://www.w3.org/2000/svg"><defs><path id="a" d=""/></defs><use href="#a"/><g clip-path="url(#a)"/></svg>'
     drawn = inline_svg(svg, "x", "p")
     assert 'id="p-a"' in drawn and 'href="#p-a"' in drawn and "url(#p-a)" in drawn
+
+
+def test_an_axis_of_length_one_has_no_name(tmp_path):
+    pytest.importorskip("numpy")
+    text = PAGE.replace("T=3 D=5", "T=3 B=1").replace("np.arange(5.0)", "np.arange(1.0)")
+    project = project_of(tmp_path, {"one.py": text})
+    trace = run_example(project, read_page(project, project.modules[0]))
+    assert trace.shapes == {16: "[T, 1]", 17: "[1]"}
+
+
+def test_an_example_may_stand_in_the_last_note(tmp_path):
+    text = '"""One."""\n\nx = 3\n\n\n# ## Try\n#\n# ```python example\n# plots = {"By name": {"a": x, "b": 1}}\n# ```\n'
+    project = project_of(tmp_path, {"one.py": text})
+    page = read_page(project, project.modules[0])
+    assert page.captions() == ["By name"]
+    assert run_example(project, page).plots == {"By name": {"a": 3.0, "b": 1.0}}
+    build_site(project, tmp_path / "site", run=True)
+    html = (tmp_path / "site/one.html").read_text()
+    assert 'aria-label="By name: a 3.00, b 1.00"' in html and '<div class="row prose"' in html
+
+
+def test_a_negative_number_is_told_by_its_form():
+    drawn = heat_map([[-2.0, 0.0], [1.0, 2.0]], "x")
+    assert 'd="M0.3 0.3h.4v.4h-.4z" fill="currentColor" fill-opacity="1.00"' in drawn
+    assert 'd="M1 1h1v1h-1z" fill="currentColor" fill-opacity="1.00"' in drawn
+    assert "M1 0h" not in drawn and "M1.3 0" not in drawn
+
+
+def test_a_drawing_tells_what_it_is_in_the_language_of_the_page():
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"><title>English</title><desc>More</desc><g><title>Part</title></g></svg>'
+    drawn = inline_svg(svg, "日本語", "p")
+    assert (
+        "English" not in drawn and "More" not in drawn and "Part" in drawn and 'aria-label="日本語"' in drawn
+    )
 
 
 def test_plots_are_small():

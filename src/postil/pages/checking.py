@@ -127,7 +127,6 @@ _TEXT = (
     "keyword",
     "string",
     "comment",
-    "number",
     "defined",
     "parameter",
     "builtin",
@@ -149,7 +148,10 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-# The last sheet wins, as in a browser. A dark colour that a project does not set is the publisher's.
+_COLOUR = re.compile(r"--([\w-]+):\s*(?:light-dark\()?(#[0-9a-fA-F]{6})\b(?:,\s*(#[0-9a-fA-F]{6})\b)?")
+
+
+# The last sheet wins, as in a browser, and a colour given once counts for both themes.
 def check_contrast(sheets: list[Path]) -> Iterator[Fault]:
     r"""Text colours too close to a ground they stand on, in the light and the dark theme."""
     themes: dict[str, dict[str, tuple[str, str, int]]] = {"light": {}, "dark": {}}
@@ -157,9 +159,12 @@ def check_contrast(sheets: list[Path]) -> Iterator[Fault]:
         text = sheet.read_text(encoding="utf-8")
         for match in re.finditer(r"(:root[^{]*)\{([^}]*)\}", text):
             dark = "dark" in match[1] or 'not([data-theme="light"])' in match[1]
-            for rule in re.finditer(r"--([\w-]+):\s*(#[0-9a-fA-F]{6})\b", match[2]):
+            for rule in _COLOUR.finditer(match[2]):
                 line = text.count("\n", 0, match.start(2) + rule.start()) + 1
-                themes["dark" if dark else "light"][rule[1]] = (rule[2], sheet.name, line)
+                if not dark:
+                    themes["light"][rule[1]] = (rule[2], sheet.name, line)
+                if dark or '[data-theme="light"]' not in match[1]:
+                    themes["dark"][rule[1]] = (rule[3] or rule[2], sheet.name, line)
     for theme, colours in themes.items():
         for name in _TEXT:
             for ground in _GROUNDS + (("lit",) if name == "text" else ()):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
 
-__all__ = ["FigureError", "heat_map", "inline_svg", "line_plot", "plots_html"]
+__all__ = ["FigureError", "bars", "heat_map", "inline_svg", "line_plot", "plots_html"]
 
 _SVG = "{http://www.w3.org/2000/svg}"
 _ELEMENTS = frozenset(
@@ -126,6 +126,9 @@ def inline_svg(text: str, label: str, prefix: str) -> str:
         root.attrib["viewBox"] = f"0 0 {sizes[0]} {sizes[1]}"
     root.attrib.pop("width", None)
     root.attrib.pop("height", None)
+    # Alone, a drawing says in one language what it is. In a page the label says it in the page's.
+    for told in [child for child in root if child.tag in (f"{_SVG}title", f"{_SVG}desc")]:
+        root.remove(told)
     body = _element(root, prefix)
     return body.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
 
@@ -166,33 +169,33 @@ def _attributes(node: ElementTree.Element, prefix: str) -> list[tuple[str, str]]
 
 
 # Eight steps are as many as an eye tells apart in one colour. Cells of a step share one path, so a heat map
-# of a thousand cells is nine nodes of the page.
+# of a thousand cells is nine nodes of the page. A shade has no sign, so negative numbers are small squares.
 def heat_map(values: list[list[float]], label: str) -> str:
     r"""A matrix as a drawing: rows downwards, columns to the right, darker for larger."""
-    flat = [value for row in values for value in row]
-    low, high = min(flat, default=0.0), max(flat, default=0.0)
-    paths: dict[int, list[str]] = {}
+    low, high = _range([value for row in values for value in row])
+    least = 0.0 if low < 0 else low
+    span = max(high - least, -low, 0.0)
+    paths: dict[tuple[bool, int], list[str]] = {}
     for y, row in enumerate(values):
         for x, value in enumerate(row):
-            step = round(7 * (value - low) / (high - low)) if high > low else 0
+            step = round(7 * abs(value - least) / span) if span else 0
             if step:
-                paths.setdefault(step, []).append(f"M{x} {y}h1v1h-1z")
+                cell = f"M{x}.3 {y}.3h.4v.4h-.4z" if value < 0 else f"M{x} {y}h1v1h-1z"
+                paths.setdefault((value < 0, step), []).append(cell)
     drawn = "".join(
         f'<path d="{"".join(path)}" fill="currentColor" fill-opacity="{step / 7:.2f}"/>'
-        for step, path in sorted(paths.items())
+        for (_, step), path in sorted(paths.items())
     )
     width, height = max(map(len, values), default=1), len(values)
     frame = f'<rect width="{width}" height="{height}" fill="none" stroke="currentColor" stroke-width=".06"/>'
     name = html.escape(f"{label}: {height} × {width}, {low:.3g} – {high:.3g}")
-    return (
-        f'<svg class="heat" viewBox="-0.1 -0.1 {width + 0.2} {height + 0.2}" role="img" aria-label="{name}">'
-        f"{drawn}{frame}</svg>"
-    )
+    box = f"-0.1 -0.1 {width + 0.2:g} {height + 0.2:g}"
+    return f'<svg class="heat" viewBox="{box}" role="img" aria-label="{name}">{drawn}{frame}</svg>'
 
 
 def line_plot(values: list[float], label: str) -> str:
     r"""A sequence of numbers as a line, from its least to its greatest."""
-    low, high = min(values), max(values)
+    low, high = _range(values)
     span = (high - low) or 1.0
     step = 300 / max(len(values) - 1, 1)
     points = " ".join(f"{i * step:.1f},{100 - 96 * (v - low) / span:.1f}" for i, v in enumerate(values))
@@ -204,11 +207,50 @@ def line_plot(values: list[float], label: str) -> str:
     )
 
 
-def plots_html(plots: dict[str, list[Any]], translate: Callable[[str], str | None]) -> str:
-    r"""What an example drew: each plot with its name below."""
+def bars(values: dict[str, float], label: str) -> str:
+    r"""Named numbers as bars, each with its name and its value."""
+    high = max(*values.values(), 0.0) or 1.0
+    lines = []
+    for i, (name, value) in enumerate(values.items()):
+        y, length = 22 * i, 150 * max(value, 0.0) / high
+        lines.append(
+            f'<text x="82" y="{y + 14}" text-anchor="end">{html.escape(name)}</text>'
+            f'<rect x="90" y="{y + 2}" width="{length:.1f}" height="16" fill="currentColor"/>'
+            f'<text x="{96 + length:.1f}" y="{y + 14}">{value:.2f}</text>'
+        )
+    name = html.escape(label + ": " + ", ".join(f"{name} {value:.2f}" for name, value in values.items()))
+    return (
+        f'<svg class="bars" viewBox="0 0 280 {22 * len(values)}" role="img" aria-label="{name}">'
+        f"{''.join(lines)}</svg>"
+    )
+
+
+def _range(values: list[float]) -> tuple[float, float]:
+    return min(values, default=0.0), max(values, default=0.0)
+
+
+def plots_html(plots: dict[str, Any], translate: Callable[[str], str | None]) -> str:
+    r"""What an example drew: each plot with its name and the range of its values below."""
     figures = []
     for label, values in plots.items():
-        drawing = heat_map(values, label) if isinstance(values[0], list) else line_plot(values, label)
-        caption = html.escape(translate(label) or label)
-        figures.append(f"<figure>{drawing}<figcaption>{caption}</figcaption></figure>")
+        words = translate(label) or label
+        if isinstance(values, dict):
+            drawing, scale = bars(values, words), ""
+        elif isinstance(values[0], list):
+            drawing, scale = heat_map(values, words), _scale(*_range([v for row in values for v in row]))
+        else:
+            low, high = _range(values)
+            drawing, scale = line_plot(values, words), f"{_short(low)} … {_short(high)}"
+        scale = f"<span>{scale}</span>" if scale else ""
+        figures.append(f"<figure>{drawing}<figcaption>{html.escape(words)}{scale}</figcaption></figure>")
     return f'<div class="plots">{"".join(figures)}</div>' if figures else ""
+
+
+def _scale(low: float, high: float) -> str:
+    marks = [("▪", low)] if low < 0 else []
+    marks += [("□", 0.0 if low < 0 else low), ("■", high)]
+    return " ".join(f"{mark} {_short(value)}" for mark, value in marks)
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}".replace("-", "−")

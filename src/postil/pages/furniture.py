@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 from postil.pages import interface
 from postil.pages.notebook import notebook_json
-from postil.pages.project import Project
+from postil.pages.project import Project, source_copy
 from postil.pages.prose import inline_text, path_of
 from postil.pages.reading import Page
 from postil.pages.searching import index_script
@@ -40,6 +40,11 @@ def write_furniture(
             _write(assets / file.name, _slim(file.read_text(encoding="utf-8")))
         elif file.suffix in (".woff2", ".svg", ".txt"):
             shutil.copyfile(file, assets / file.name)
+    for page in pages:
+        if not project.source_link(page.module):
+            copy = stage / source_copy(page.module)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(page.module.file, copy)
     if project.settings.get("stylesheet"):
         shutil.copyfile(project.home / project.settings["stylesheet"], assets / "project.css")
     for name, file in sorted(media.items()):

@@ -1,8 +1,8 @@
 r"""Highlighting: code with the few distinctions a reader uses.
 
 Pygments finds the tokens; the syntax tree adds what tokens cannot know: which name is a parameter here, and
-which name is being defined. Every span costs a node of the page, so only seven kinds are told apart, and
-neighbours of one kind share a span.
+which name is being defined. Every span costs a node of the page, so only six kinds are told apart, and
+neighbours of one kind share a span. Numbers are not among them: they look like nothing else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ __all__ = ["code_lines", "highlight_sample"]
 
 Roles = dict[tuple[int, int], str]
 
-# k keyword, s string, c comment, n number, d defined here, p parameter, b built in
+# k keyword, s string, c comment, d defined here, p parameter, b built in
 _KINDS = (
     (Token.Comment, "c"),
     (Token.Literal.String.Interpol, ""),
     (Token.Literal.String, "s"),
-    (Token.Literal.Number, "n"),
     (Token.Operator.Word, "k"),
     (Token.Keyword, "k"),
     (Token.Name.Decorator, "d"),
@@ -65,6 +64,10 @@ def code_lines(source: Source, terms: dict[str, str]) -> list[str]:
     return [_line(line) for line in lines[: len(source.lines)]] + [""] * (len(source.lines) - len(lines))
 
 
+# The two most frequent kinds have elements of their own, shorter than one with a class.
+_ELEMENTS = {"k": ("<b>", "</b>"), "p": ("<var>", "</var>"), "": ("", "")}
+
+
 def _line(pieces: Sequence[tuple[str, str]]) -> str:
     merged: list[tuple[str, list[str]]] = []
     for kind, text in pieces:
@@ -72,8 +75,11 @@ def _line(pieces: Sequence[tuple[str, str]]) -> str:
             merged[-1][1].append(text)
         else:
             merged.append((kind, [text]))
-    escaped = ((kind, html.escape("".join(texts), False)) for kind, texts in merged)
-    return "".join(f'<i class="{kind}">{text}</i>' if kind else text for kind, text in escaped)
+    written = []
+    for kind, texts in merged:
+        before, after = _ELEMENTS.get(kind, (f'<i class="{kind}">', "</i>"))
+        written.append(before + html.escape("".join(texts), False) + after)
+    return "".join(written)
 
 
 # A parameter keeps its role inside nested functions unless these take a parameter of the same name, which has

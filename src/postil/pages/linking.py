@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from postil.pages.curves import curve_figure
 from postil.pages.figures import FigureError, inline_svg
 from postil.pages.project import Project
 from postil.pages.prose import Context, path_of
@@ -90,19 +91,26 @@ class Links:
         return file if file.is_file() and file.is_relative_to(self.project.home) else None
 
     def picturer(self, page: Page, root: str) -> Callable[[str, str], str]:
-        r"""A picture as HTML: a drawing becomes part of the page, the rest files of the site at `root`."""
+        r"""A picture as HTML: drawings and curves stand in the page, the rest are files at `root`.
+
+        Results that are not there yet give nothing.
+        """
 
         def picture(source: str, label: str) -> str:
             file = self._inside(page, unquote(source))
             if file is None:
+                if source.endswith(".json"):
+                    return ""
                 raise FileNotFoundError("no such file in this project")
             data = file.read_bytes()
+            if file.suffix == ".json":
+                return curve_figure(data.decode("utf-8", errors="strict"), label)
             digest = hashlib.sha256(data).hexdigest()[:10]
             if file.suffix == ".svg":
                 drawing = inline_svg(data.decode("utf-8", errors="strict"), label, f"f{digest[:6]}")
                 return f'<span class="figure">{drawing}</span>'
             if file.suffix.lower() not in _MEDIA:
-                raise FigureError(f"a picture is one of .svg {' '.join(_MEDIA)}")
+                raise FigureError(f"a picture is one of .svg .json {' '.join(_MEDIA)}")
             return f'<img src="{root}{_media_name(data, file)}" alt="{html.escape(label)}" loading="lazy">'
 
         return picture

@@ -35,7 +35,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # pyright: ignore[reportMissingImports]
 
-__all__ = ["Module", "Project", "ProjectError", "open_project"]
+__all__ = ["Module", "Project", "ProjectError", "open_project", "source_copy"]
 
 
 class ProjectError(ValueError):
@@ -85,11 +85,16 @@ class Project:
         return self.home / str(self.settings.get("locale", "locale"))
 
     def source_link(self, module: Module) -> str:
-        r"""The file at its commit, or nothing where no repository is named."""
+        r"""The file at its commit, or nothing where no repository is named; see `source_copy`."""
         repository = str(self.settings.get("repository", "")).rstrip("/")
         if not repository or not self.commit:
             return ""
         return f"{repository}/blob/{self.commit}/{module.file.relative_to(self.home).as_posix()}"
+
+
+def source_copy(module: Module) -> str:
+    r"""Where a site keeps a source for its readers, if no repository does; browsers show text, not `.py`."""
+    return f"_sources/{module.path}.txt"
 
 
 _SETTINGS = {

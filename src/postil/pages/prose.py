@@ -124,7 +124,8 @@ def render(note: Note, context: Context) -> str:
             for child in token.children or []:
                 linked = (linked or child.type == "link_open") and child.type != "link_close"
                 child.meta = {**child.meta, "line": token.meta["line"], "linked": linked}
-    return PARSER.renderer.render(tokens, PARSER.options, env).strip()
+    # A paragraph that held only a figure which is not there yet is gone with it.
+    return PARSER.renderer.render(tokens, PARSER.options, env).replace("<p></p>\n", "").strip()
 
 
 # The parser of environments looks for each one's end through the rest of the note: fine for a few, and not
@@ -268,11 +269,15 @@ class _Renderer(RendererHTML):
         source, text = str(token.attrs.get("src", "")), html.escape(token.content)
         if urlsplit(source).scheme:
             return f'<a href="{html.escape(source)}">{text or html.escape(source)}</a>'
+        line = token.meta.get("line", env["line"])
         try:
-            return context.picture(source, token.content)
+            drawn = context.picture(source, token.content)
         except (OSError, ValueError) as error:
-            context.fault(token.meta.get("line", env["line"]), f"the picture {source!r}: {error}")
+            context.fault(line, f"the picture {source!r}: {error}")
             return text
+        if not drawn:
+            context.warn(line, f"no figure, as {source!r} is not there yet")
+        return drawn
 
     def fence(self, tokens: Sequence[Token], idx: int, options: Any, env: Any) -> str:
         token = tokens[idx]

@@ -6,6 +6,7 @@ page in a language comes after (`writing`).
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -76,7 +77,7 @@ class Page:
 
     def example(self) -> tuple[str, str] | None:
         r"""The page's runnable example, as `(sizes, code)`; see `tracing`."""
-        for section in self.intro:
+        for _, section in self._sections():
             match = _EXAMPLE.search(section.items[0].note.text)
             if match:
                 return match[1], match[2]
@@ -84,8 +85,18 @@ class Page:
 
     def captions(self) -> list[str]:
         r"""Names of the plots that the example makes, read from its source."""
-        _, _, plots = (self.example() or ("", ""))[1].rpartition("plots = ")
-        return re.findall(r'[{,]\s*"([^"\n]+)":', plots)
+        try:
+            code = ast.parse((self.example() or ("", ""))[1])
+        except SyntaxError:
+            # Running it will tell.
+            return []
+        plots = [
+            node.value
+            for node in code.body
+            if isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] == ["plots"]
+        ]
+        keys = plots[-1].keys if plots and isinstance(plots[-1], ast.Dict) else []
+        return [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
 
     def _sections(self) -> Iterator[tuple[str, Section]]:
         yield from (("page-top", section) for section in self.intro)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from postil.pages import prose
 from postil.pages.notes import Section
 from postil.pages.prose import Context
 from postil.pages.reading import Annotated, Page
 
-__all__ = ["Entry", "Writer"]
+__all__ = ["Entry", "Writer", "titles"]
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,21 @@ class Entry:
     is_code: bool
 
 
+def titles(body: str, level: int) -> list[Entry]:
+    r"""The section titles of a written piece of a page, as entries of that level."""
+    found = re.findall(rf'<h{level} id="([^"]*)"[^>]*>(.*?)</h{level}>', body, flags=re.S)
+    return [
+        Entry(level, html.unescape(anchor), html.unescape(re.sub(r"<[^>]+>", "", text)), False)
+        for anchor, text in found
+    ]
+
+
 @dataclass
 class Writer:
-    r"""Writes the rows of one page; `code` holds its lines as HTML, `shapes` what a run found beside them."""
+    r"""Writes the rows of one page; `code` holds its lines as HTML, `shapes` what a run found beside them.
+
+    `titled` are the scopes in which a section title has been seen.
+    """
 
     page: Page
     context: Context
@@ -40,6 +52,7 @@ class Writer:
     code: list[str]
     shapes: dict[int, str]
     lost: dict[str, str]
+    titled: set[str] = field(default_factory=set)
 
     def section(self, section: Section) -> str:
         r"""A piece of prose, or a labelled part of a docstring as a list."""
@@ -72,30 +85,51 @@ class Writer:
         row, anchor = annotated.row, html.escape(annotated.anchor)
         moved = [old for old, new in self.lost.items() if anchor and new == annotated.anchor]
         aliases = "".join(f'<a id="{html.escape(old)}"></a>' for old in moved)
+        title, sections = self._title(annotated, contents)
         head = self._head(annotated, contents)
-        notes = "".join(self.section(section) for section in annotated.sections)
+        notes = "".join(self.section(section) for section in sections)
         code = "".join(self._code(annotated))
-        kind = "row begin" if self._is_intro(annotated) else "row"
+        kind = "row begin" if self._is_intro(annotated) else "row" if code else "row prose"
         identity = f' id="{anchor}"' if anchor else ""
         return (
             f'<div class="{kind}"{identity} data-lines="{row.first}-{row.last}">'
-            f'<div class="note">{aliases}{head}{notes}{legend}</div>'
+            f'<div class="note">{aliases}{title}{head}{notes}{legend}</div>'
             f'<div class="code" lang="en" translate="no">{code}</div></div>\n'
         )
+
+    # A comment that begins with a title opens a section of the page. It stands above the name of what is
+    # defined below it, and this and all that follows in its scope is one level lower.
+    def _title(self, annotated: Annotated, contents: list[Entry]) -> tuple[str, tuple[Section, ...]]:
+        first, *rest = annotated.sections or (Section("", ()),)
+        if first.label or not first.items or not first.items[0].note.text.startswith("#"):
+            return "", annotated.sections
+        scope = annotated.row.scope
+        self.titled.discard(scope)
+        level = self.context.heading = self._level(scope)
+        self.titled.add(scope)
+        written = self.section(first)
+        contents += titles(written, level) if level <= 3 else []
+        return written, tuple(rest)
+
+    def _level(self, scope: str) -> int:
+        parts = scope.split(".") if scope else []
+        around = {".".join(parts[:i]) for i in range(len(parts) + 1)}
+        return min(2 + len(parts) + len(around & self.titled), 6)
 
     # A definition's heading is the link to it. A note has no heading, so it gets a mark in the margin.
     def _head(self, annotated: Annotated, contents: list[Entry]) -> str:
         name, scope, anchor = annotated.row.name, annotated.row.scope, annotated.anchor
         href = html.escape(anchor)
+        level = self._level(scope)
         if name:
-            level, last = min(2 + name.count("."), 6), name.rpartition(".")[2]
+            last = name.rpartition(".")[2]
             self.context.heading = min(level + 1, 6)
             if level <= 3 and not any(part.startswith("_") for part in name.split(".")):
                 contents.append(Entry(level, anchor, last, True))
             return (
                 f'<h{level}><a href="#{href}"><code translate="no">{html.escape(last)}</code></a></h{level}>'
             )
-        self.context.heading = min(3 + scope.count("."), 6) if scope else 2
+        self.context.heading = level
         if not anchor:
             return ""
         return f'<a class="mark" href="#{href}" aria-label="{html.escape(self.words["permalink"])}">#</a>'

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from postil.pages import interface
-from postil.pages.project import Module, Project
+from postil.pages.project import Module, Project, source_copy
 from postil.pages.prose import path_of
 from postil.pages.reading import Page
 from postil.pages.writing import TEMPLATES, Written
@@ -58,7 +58,7 @@ def page_html(sheet: Sheet) -> str:
         previous=_neighbour(sheet, neighbours[0], root),
         next=_neighbour(sheet, neighbours[1], root),
         papers=[sheet.project.papers[key] for key in front.papers if key in sheet.project.papers],
-        source_link=sheet.project.source_link(module),
+        source_link=sheet.project.source_link(module) or f"{values['site']}{path_of(source_copy(module))}",
         notebook=_notebook(sheet.project, module, values["site"]),
         colab=_colab(sheet.project, module),
         top_anchors=top,

@@ -1,6 +1,6 @@
 r"""Tracing: what a page's own example makes, line by line.
 
-A page may hold one runnable example in its docstring, with the sizes it uses:
+A page may hold one runnable example in its notes, with the sizes it uses:
 
     ```python example T=6 B=2 D=8
     mixer = MultiHeadAttention(heads=2, d_model=8)
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
@@ -34,10 +35,10 @@ MEMORY = 8 << 30
 
 @dataclass
 class Trace:
-    r"""Shapes by line number, and plots by name: lists of numbers, or lists of such lists."""
+    r"""Shapes by line number, and plots by name: numbers in a list, in a list of lists, or by names."""
 
     shapes: dict[int, str] = field(default_factory=dict)
-    plots: dict[str, list[Any]] = field(default_factory=dict)
+    plots: dict[str, Any] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -75,6 +76,8 @@ def run_example(project: Project, page: Page) -> Trace:
             text=True,
             timeout=SECONDS,
             cwd=project.home,
+            # With one thread, sums are made in the same order on a machine of any size.
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -95,6 +98,8 @@ def _named(shapes: list[list[int]], sizes: dict[str, int]) -> str:
     names: dict[int, str] = {}
     for name, size in sizes.items():
         names.setdefault(size, name)
+    # An axis of length 1 is more often one that was kept than one of a size that happens to be 1.
+    names.pop(1, None)
     return "  ".join(f"[{', '.join(names.get(n, str(n)) for n in shape)}]" for shape in shapes)
 
 
@@ -159,6 +164,8 @@ finally:
 def numbers(value):
     value = value.detach() if hasattr(value, "detach") else value
     value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, dict):
+        return {str(name): numbers(v) for name, v in value.items()}
     return [numbers(v) for v in value] if isinstance(value, (list, tuple)) else round(float(value), 5)
 
 plots = {str(name): numbers(value) for name, value in dict(names.get("plots", {})).items()}

@@ -7,7 +7,6 @@ sheet lights them up together, without a script.
 
 from __future__ import annotations
 
-import html
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,17 +104,11 @@ def write_page(
     shapes = around.trace.shapes if around.trace else {}
     writer = rows.Writer(page, context, words, code, shapes, around.lost)
     intro = "".join(writer.section(section) for section in page.intro)
-    contents = _headings(intro)
+    contents = rows.titles(intro, 2)
     body = writer.rows(_legend(terms, words), contents)
     return Written(
         Markup(intro), Markup(body), contents, faults, anchors, len(page.messages()), context.untranslated
     )
-
-
-def _headings(intro: str) -> list[rows.Entry]:
-    found = re.findall(r'<h2 id="([^"]*)"[^>]*>(.*?)</h2>', intro, flags=re.S)
-    plain = [(html.unescape(anchor), html.unescape(re.sub(r"<[^>]+>", "", text))) for anchor, text in found]
-    return [rows.Entry(2, anchor, text, False) for anchor, text in plain]
 
 
 def _terms(page: Page, path: str, faults: list[Fault]) -> list[Term]:

@@ -83,8 +83,8 @@ __all__ = [
 # }
 # losses = {}
 # for name, mixer in members.items():
-#     optimizer = torch.optim.Adam(mixer.parameters(), 0.05)
-#     for _ in range(100):
+#     optimizer = torch.optim.Adam(mixer.parameters(), 0.08)
+#     for _ in range(60):
 #         x = torch.randn(10, 32, 8)
 #         y = mixer(query=x, key=x, value=x, mask=Mask(causal=True))
 #         loss = (y[2:] - x[:-2]).square().mean()

@@ -259,8 +259,8 @@ def table_to_band(table: Float[Tensor, "T T"], window: int) -> Float[Tensor, "T 
 # ```python example T=12 B=32 D=8 window=4
 # torch.manual_seed(0)
 # mixer, causal = AFTLocal(8, 12, local_window_size=4), Mask(causal=True)
-# optimizer = torch.optim.Adam(mixer.parameters(), 0.02)
-# for _ in range(200):
+# optimizer = torch.optim.Adam(mixer.parameters(), 0.05)
+# for _ in range(100):
 #     x = torch.randn(12, 32, 8)
 #     y = mixer(query=x, key=x, value=x, mask=causal)
 #     loss = (y[2:] - x[:-2]).square().mean()

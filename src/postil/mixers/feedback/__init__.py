@@ -55,7 +55,7 @@ __all__ = [
 
 # ## What to try next
 #
-# Four symbols again and again: what comes next stood three positions before the one that asks. After 150
+# Four symbols again and again: what comes next stood three positions before the one that asks. After 100
 # updates both heads of layer 2 read just there. A memory needs little beside the input of its position here;
 # a task that asks for what was *computed* earlier moves the mixture upwards.
 #
@@ -68,8 +68,8 @@ __all__ = [
 # torch.manual_seed(0)
 # shape = ModelSettings(d_model=24, n_layers=2, heads=2, seq_len=16, positions="none", dropout=0.0)
 # model = build_language_model("feedback", shape, 8)
-# optimizer = torch.optim.Adam(model.parameters(), 0.02)
-# for _ in range(150):
+# optimizer = torch.optim.Adam(model.parameters(), 0.03)
+# for _ in range(100):
 #     ids = torch.randint(8, (16, 4)).repeat(1, 4)
 #     loss = next_token_loss(model(ids[:, :-1]), ids[:, 1:])
 #     optimizer.zero_grad()
