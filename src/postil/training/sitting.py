@@ -53,7 +53,7 @@ class Sitting:
         self.before = session.progress.seconds
         self.first_tokens = session.progress.tokens
         self.recent = Score()
-        self.saved = session.progress.update
+        self.first = self.saved = session.progress.update
         self.asked: signal.Signals | None = None
 
     def run(self) -> str:
@@ -66,7 +66,7 @@ class Sitting:
                 if progress.update > self.saved:
                     self._save(best=False)
                 return reason
-            score, norm = train_update(self.session)
+            score, norm = self._update()
             progress.seconds = self.before + time.monotonic() - self.began
             self.recent += score
             self._show(score)
@@ -83,7 +83,7 @@ class Sitting:
     def finish(self) -> float | None:
         r"""Score the whole validation text at the end; return its bits per character or byte."""
         try:
-            progress, score = self.session.progress, validate(self.session, None, lambda: self.stop.pressing)
+            progress, score = self.session.progress, self._validate(None)
         except Unfinished:
             return None
         bits = score.bits(self.session.text.tokens_per_unit)
@@ -104,6 +104,27 @@ class Sitting:
         if self.session.total is not None and progress.update >= self.session.total:
             return "all updates made"
         return "the time is up" if late else None
+
+    # The first update compiles, for longer than a scheduler waits and in calls that ask nobody. There is
+    # nothing new to save yet, so the signal may strike.
+    def _update(self) -> tuple[Score, float]:
+        if self.session.settings.compile and self.session.progress.update == self.first:
+            with self.stop.at_once():
+                return train_update(self.session)
+        return train_update(self.session)
+
+    # So does the first evaluation. It changes nothing, so it can be broken off anywhere; but not by one of
+    # several processes, where the others would wait for it at the next batch.
+    def _validate(self, limit: int | None) -> Score:
+        if not self.session.settings.compile or self.session.fabric.world_size > 1:
+            return validate(self.session, limit, lambda: self.stop.pressing)
+        try:
+            with self.stop.at_once():
+                return validate(self.session, limit)
+        except SystemExit:
+            if not self.stop:
+                raise
+            raise Unfinished from None
 
     def _show(self, score: Score) -> None:
         progress, bits = self.session.progress, score.bits(self.session.text.tokens_per_unit)
@@ -131,8 +152,7 @@ class Sitting:
     def _evaluate(self) -> bool:
         progress = self.session.progress
         try:
-            limit = self.session.settings.evaluate_windows
-            score = validate(self.session, limit, lambda: self.stop.pressing)
+            score = self._validate(self.session.settings.evaluate_windows)
         except Unfinished:
             return False
         bits = score.bits(self.session.text.tokens_per_unit)
