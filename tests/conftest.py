@@ -1,7 +1,10 @@
 """Shapes in signatures are checked while tests run; one thread, so that equal means equal."""
 
+import json
 import os
+import re
 import signal
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,3 +30,15 @@ torch.set_num_threads(1)
 def seeded() -> None:
     """Every test draws the same numbers, alone or in company."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest):
+    """Keep what a test counted or measured, for `docs/make_reliability.py --figures`: `figure(kills=50)`."""
+    found: dict[str, float] = {}
+    yield found.update
+    if found:
+        name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.nodeid)
+        file = Path(request.config.rootpath) / ".pytest_cache" / "figures" / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"test": request.node.nodeid, **found}))

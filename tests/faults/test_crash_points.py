@@ -83,16 +83,18 @@ def crash_everywhere(saver, whole, child, start, again, size=1000):
 
 @pytest.mark.case("BC053")
 @pytest.mark.parametrize("again", [20, 10], ids=["next step", "same step again"])
-def test_dying_at_every_call_leaves_the_old_or_the_new(good, whole, child, tmp_path, again):
+def test_dying_at_every_call_leaves_the_old_or_the_new(good, whole, child, tmp_path, again, figure):
     good.save(tmp_path / "run", 10)
     wrong, points = crash_everywhere(good, whole, child, tmp_path / "run", again)
+    figure(points=points, lost=len(wrong))
     assert wrong == []
     assert points >= 18, f"only {points} crash points were seen"
 
 
-def test_dying_in_the_bad_saver_is_found_out(bad, whole, child, tmp_path):
+def test_dying_in_the_bad_saver_is_found_out(bad, whole, child, tmp_path, figure):
     bad.save(tmp_path / "run", 10)
     wrong, points = crash_everywhere(bad, whole, child, tmp_path / "run", 20)
+    figure(points=points, lost=len(wrong))
     assert points >= 2 and len(wrong) >= 1
 
 
@@ -165,9 +167,10 @@ def fail_everywhere(saver, whole, start, code, again=20):
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EMFILE, errno.EROFS, errno.EDQUOT])
-def test_every_call_that_fails_is_reported_and_harms_nothing(good, whole, tmp_path, code):
+def test_every_call_that_fails_is_reported_and_harms_nothing(good, whole, tmp_path, code, figure):
     good.save(tmp_path / "run", 10)
     wrong, messages = fail_everywhere(good, whole, tmp_path / "run", code)
+    figure(calls=len(messages), lost=len(wrong))
     assert wrong == []
     assert len(messages) >= 15
     for message in messages:

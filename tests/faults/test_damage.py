@@ -37,12 +37,14 @@ def undetected(saver, directory, flips, seed, files=None):
 
 
 @pytest.mark.case("BC058")
-def test_every_flipped_bit_is_detected(good, tmp_path):
+def test_every_flipped_bit_is_detected(good, tmp_path, figure):
     good.save(tmp_path, 10)
     path = tmp_path / "step-00000010"
-    assert undetected(good, tmp_path, 200, seed=5) == 0
+    passed = [undetected(good, tmp_path, 200, seed=5)]
     for name in ("manifest.json", "metadata.json", "model.safetensors"):
-        assert undetected(good, tmp_path, 200, seed=6, files=[path / name]) == 0
+        passed.append(undetected(good, tmp_path, 200, seed=6, files=[path / name]))
+    figure(flips=200 * len(passed), detected=200 * len(passed) - sum(passed))
+    assert sum(passed) == 0
 
 
 @pytest.mark.case("BC058")
@@ -59,9 +61,11 @@ def test_no_byte_of_the_manifest_may_change(good, tmp_path):
                 checkpoints.load(manifest.parent)
 
 
-def test_flipped_bits_in_the_bad_saver_are_found_out(bad, tmp_path):
+def test_flipped_bits_in_the_bad_saver_are_found_out(bad, tmp_path, figure):
     bad.save(tmp_path, 10)
-    assert undetected(bad, tmp_path, 50, seed=5) > 0
+    passed = undetected(bad, tmp_path, 50, seed=5)
+    figure(flips=50, detected=50 - passed)
+    assert passed > 0
 
 
 def damages(path):

@@ -45,17 +45,21 @@ def killed(saver, whole, child, directory, trials, seed):
 
 
 @pytest.mark.case("BC053")
-def test_fifty_kills_lose_nothing(good, whole, child, tmp_path, names):
+def test_fifty_kills_lose_nothing(good, whole, child, tmp_path, names, figure):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert killed(good, whole, child, tmp_path, 50, seed=1) == 0
+        lost = killed(good, whole, child, tmp_path, 50, seed=1)
+        figure(kills=50, lost=lost)
+        assert lost == 0
         step = whole(good, tmp_path, SIZE)
         good.save(tmp_path, step + 1, SIZE)
     assert names(tmp_path) == [f"step-{step + 1:08d}"]
 
 
-def test_kills_find_the_bad_saver_out(bad, whole, child, tmp_path):
-    assert killed(bad, whole, child, tmp_path, 15, seed=3) >= 1
+def test_kills_find_the_bad_saver_out(bad, whole, child, tmp_path, figure):
+    lost = killed(bad, whole, child, tmp_path, 15, seed=3)
+    figure(kills=15, lost=lost)
+    assert lost >= 1
 
 
 def opens(path, ready, **options):
