@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -52,11 +53,12 @@ def trained(settings, text: Path, limit: int, updates: int) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="this limit counts what it should only on Linux")
-def test_memory_does_not_grow_with_the_text(settings, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_text(settings, tmp_path: Path, figure) -> None:
     peaks = []
     for name, size in (("small", 1_000_000), ("large", 65_000_000)):
         made_text(tmp_path / f"{name}.txt", size)
         peaks.append(trained(settings, tmp_path / f"{name}.txt", 2**31, updates=5))
+    figure(megabytes_more=round((peaks[1] - peaks[0]) / 1e6))
     # The text alone would be 64 MB more, its tokens as much again. What may grow is one block of a file.
     assert peaks[1] - peaks[0] < 32e6
 
@@ -64,8 +66,9 @@ def test_memory_does_not_grow_with_the_text(settings, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(sys.platform != "linux", reason="this limit counts what it should only on Linux")
-def test_a_gigabyte_trains_for_200_updates_in_2_gb(settings, tmp_path: Path) -> None:
+def test_a_gigabyte_trains_for_200_updates_in_2_gb(settings, tmp_path: Path, figure) -> None:
     made_text(tmp_path / "text.txt", 10**9)
+    began = time.monotonic()
     peak = trained(settings, tmp_path / "text.txt", 2 * 10**9, updates=200)
-    print(f"peak resident memory {peak / 1e6:.0f} MB")
+    figure(megabytes=round(peak / 1e6), seconds=round(time.monotonic() - began))
     assert peak < 2e9

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from runs import Started, identical, last, run
@@ -19,13 +21,15 @@ FOREVER = {"devices": 2, "updates": 100_000, "evaluate_every": 50, "save_every":
 
 @pytest.mark.case("BC068")
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_killed_rank_ends_the_others_and_is_named(settings, rank: int) -> None:
+def test_a_killed_rank_ends_the_others_and_is_named(settings, rank: int, figure) -> None:
     s = settings(**FOREVER)
     with Started(s) as started:
         ranks = started.until_saved(20)
         assert sorted(ranks) == [0, 1]
+        began = time.monotonic()
         os.kill(ranks[rank], signal.SIGKILL)
         assert started.ends_within(15) not in (0, -signal.SIGKILL)
+        figure(seconds=round(time.monotonic() - began, 1))
         assert f"rank {rank} was killed by SIGKILL" in started.said
     reached = last(s.out).step
     s.updates = reached + 3
@@ -36,11 +40,92 @@ def test_a_killed_rank_ends_the_others_and_is_named(settings, rank: int) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_stopped_rank_ends_the_others_and_is_named(settings, rank: int, strategy: str) -> None:
+def test_a_stopped_rank_ends_the_others_and_is_named(settings, rank: int, strategy: str, figure) -> None:
     with Started(settings(**FOREVER, strategy=strategy)) as started:
-        os.kill(started.until_saved(10)[rank], signal.SIGSTOP)
+        pid = started.until_saved(10)[rank]
+        began = time.monotonic()
+        os.kill(pid, signal.SIGSTOP)
         assert started.ends_within(60) != 0
+        figure(seconds=round(time.monotonic() - began, 1))
         assert f"rank {rank} does not answer" in started.said
+
+
+# Where one rank is struck: between the batches of an evaluation, while a sharded model is put together for a
+# save, and while one writes it and the other waits, however long that takes.
+PLACES = {
+    "evaluation": (1, "loop.NextTokenLoss, 'forward', lambda self, *_: not self.training"),
+    "save": (1, "sitting, 'whole', lambda *_: True"),
+    "writing": (0, "checkpoints, 'save', lambda *_: True"),
+}
+FAULTS = {
+    "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "rank {rank} was killed by SIGKILL", 15),
+    "raises": ("raise OSError('the disk is gone')", "rank {rank} failed: OSError: the disk is gone", 15),
+    "leaves": ("os._exit(0)", "rank {rank} ended early, with exit code 0", 15),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "rank {rank} does not answer", 60),
+    "stuck": ("time.sleep(10**6)", "rank {rank} lives but did not come", 90),
+}
+STRUCK = """
+import os, pathlib, signal, time
+if os.environ.get("LOCAL_RANK") == "{rank}":
+    from postil.training import checkpoints, loop, sitting
+
+    def struck(place, name, when):
+        function, calls = getattr(place, name), []
+
+        def called(*arguments, **options):
+            calls.append(when(*arguments))
+            if sum(calls) == 3 and calls[-1]:
+                pathlib.Path({mark!r}).touch()
+                {fault}
+            return function(*arguments, **options)
+
+        setattr(place, name, called)
+
+    struck({place})
+"""
+
+
+def struck_in(place: str, fault: str) -> Any:
+    slow = [] if (place, fault) == ("save", "killed") else [pytest.mark.slow]
+    return pytest.param(place, fault, marks=slow, id=f"{fault} in {place}")
+
+
+# Whoever writes may take as long as a slow disk does: nobody could tell that from being stuck.
+@pytest.mark.case("BC068", "BC101")
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        struck_in(place, fault)
+        for place in PLACES
+        for fault in FAULTS
+        if (place, fault) != ("writing", "stuck")
+    ],
+)
+def test_a_rank_lost_between_updates_is_named(
+    settings, tmp_path: Path, place: str, fault: str, figure
+) -> None:
+    rank, where = PLACES[place]
+    does, message, seconds = FAULTS[fault]
+    mark = tmp_path / "struck"
+    (tmp_path / "sitecustomize.py").write_text(
+        STRUCK.format(rank=rank, place=where, fault=does, mark=str(mark))
+    )
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    strategy = "fsdp" if place == "save" else "ddp"
+    s = settings(**{**FOREVER, "evaluate_every": 3, "sample_every": 0}, strategy=strategy)
+    with Started(s, environment={"PYTHONPATH": path}) as started:
+        deadline = time.monotonic() + 150
+        while not mark.exists():
+            assert started.process.poll() is None and time.monotonic() < deadline, started.said
+            time.sleep(0.02)
+        began = time.monotonic()
+        assert started.ends_within(seconds) not in (0, -signal.SIGKILL)
+        figure(seconds=round(time.monotonic() - began, 1))
+        assert message.format(rank=rank) in started.said
+    reached = last(s.out).step
+    s.updates = reached + 1
+    assert run(s, resume="auto").update == reached + 1
 
 
 # Python imports a module of this name before anything else, in every process.

@@ -21,7 +21,7 @@ TWICE = {"devices": 2}
     ],
 )
 def test_two_then_one_then_two_processes(
-    settings, tmp_path: Path, first: dict, second: dict, third: dict
+    settings, tmp_path: Path, first: dict, second: dict, third: dict, figure
 ) -> None:
     straight = run(settings(out=str(tmp_path / "straight"), model={"tie_weights": True}))
     for updates, changes in ((6, first), (13, second), (20, third)):
@@ -30,7 +30,9 @@ def test_two_then_one_then_two_processes(
         assert outcome.update == updates
     one, other = last(straight.path), last(s.out)
     assert one.tensors.keys() == other.tensors.keys()
-    assert largest_difference(s.mixer, one.tensors["model"], other.tensors["model"]) <= 1e-6
+    difference = largest_difference(s.mixer, one.tensors["model"], other.tensors["model"])
+    figure(difference=difference)
+    assert difference <= 1e-6
     assert outcome.bits == pytest.approx(straight.bits, abs=1e-5)
     model = load_run(outcome.path).model
     assert model.generator.projection.weight is model.embedding.linear.weight
