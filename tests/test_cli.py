@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from postil.cli import main
-from postil.cli.train import with_underscores
+from postil.cli.flags import with_underscores
 
 TINY = [
     "--model.d_model=16",

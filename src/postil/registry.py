@@ -7,7 +7,7 @@ and takes part in `postil compare`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,10 +17,13 @@ from postil.language_model import LanguageModel
 from postil.mixer import Backbone
 from postil.mixers.aft import (
     AFTConv,
+    AFTConv2d,
     AFTFull,
     AFTLocal,
     AFTSimple,
     aft_conv,
+    aft_conv2d,
+    aft_conv2d_reference,
     aft_conv_reference,
     aft_full,
     aft_full_reference,
@@ -47,7 +50,14 @@ from postil.transformer.positions import (
     TokenEmbeddings,
 )
 
-__all__ = ["REGISTRY", "Entry", "ModelSettings", "build_backbone", "build_language_model"]
+__all__ = [
+    "REGISTRY",
+    "Entry",
+    "ModelSettings",
+    "build_backbone",
+    "build_language_model",
+    "with_positions",
+]
 
 
 @dataclass
@@ -102,9 +112,9 @@ class Entry:
     idle: tuple[str, ...] = ()
 
 
-def _feedback_layer(s: ModelSettings, shared: bool, positions: int = 4096) -> FeedbackTransformerLayer:
+def _feedback_layer(s: ModelSettings, shared: bool, positions: int | None) -> FeedbackTransformerLayer:
     attention = FeedbackAttention(
-        s.heads, s.d_model, s.dropout, is_kv_precomputed=shared, positions=positions
+        s.heads, s.d_model, s.dropout, is_kv_precomputed=shared, positions=positions or s.seq_len
     )
     network = feed_forward(s.activation, s.d_model, s.feed_forward_width, s.dropout)
     return FeedbackTransformerLayer(
@@ -113,13 +123,13 @@ def _feedback_layer(s: ModelSettings, shared: bool, positions: int = 4096) -> Fe
 
 
 # `positions`, the number of distances a layer tells apart, belongs to its attention; the other options are
-# those of the whole.
-def _feedback(s: ModelSettings, positions: int = 4096, **options: Any) -> FeedbackTransformerKV:
+# those of the whole. In training no distance reaches `seq_len`, so more rows would never be learnt.
+def _feedback(s: ModelSettings, positions: int | None = None, **options: Any) -> FeedbackTransformerKV:
     layer = _feedback_layer(s, True, positions)
     return FeedbackTransformerKV(layer, s.n_layers, s.d_model, s.heads, **options)
 
 
-def _feedback_original(s: ModelSettings, positions: int = 4096, **options: Any) -> FeedbackTransformer:
+def _feedback_original(s: ModelSettings, positions: int | None = None, **options: Any) -> FeedbackTransformer:
     return FeedbackTransformer(_feedback_layer(s, False, positions), s.n_layers, **options)
 
 
@@ -172,6 +182,15 @@ REGISTRY: dict[str, Entry] = {
         idle=("key.bias",),
         example=_small(options={"kernel_size": 5}),
     ),
+    # What it reads are pictures, line by line; only their owner knows how long a line is.
+    "aft-conv-2d": Entry(
+        build=lambda s: AFTConv2d(s.heads, s.d_model, **{"kernel_size": 5, **s.options}),
+        paper="zhai2021",
+        fast=aft_conv2d,
+        reference=aft_conv2d_reference,
+        idle=("key.bias",),
+        example=_small(options={"width": 4, "kernel_size": 3}),
+    ),
     "feedback": Entry(
         build=lambda s: _feedback(s, **s.options),
         paper="fan2020",
@@ -216,6 +235,19 @@ def build_language_model(mixer: str, settings: ModelSettings, vocab_size: int) -
         max_len=_longest(embedding, backbone),
         tie_weights=settings.tie_weights,
     )
+
+
+# Until the default of `positions` was `seq_len` it was 4,096, for every model; a checkpoint of that time does
+# not say so, but its tables have as many rows.
+def with_positions(settings: ModelSettings, rows: Mapping[str, int]) -> ModelSettings:
+    r"""Give the settings of a stored model with its number of distances, where they left it to the default.
+
+    `rows` are the lengths of the stored tensors by name.
+    """
+    tables = [n for name, n in rows.items() if name.endswith(".attn.key_pos_embeddings")]
+    if not tables or "positions" in settings.options or tables[0] == settings.seq_len:
+        return settings
+    return replace(settings, options={**settings.options, "positions": tables[0]})
 
 
 # Position embeddings and position biases are tables with an end. The shortest one decides.

@@ -9,8 +9,8 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 from rich.console import Console
 
+from postil.cli.flags import flat, shorter, with_underscores
 from postil.cli.output import lasting_output
-from postil.cli.train import _flat, _short, with_underscores
 from postil.comparing import as_table, compare, plan
 from postil.comparing.running import Stopped
 from postil.experiments import EXPERIMENTS
@@ -78,7 +78,7 @@ def _parse(argv: list[str], defaults: TrainSettings) -> dict[str, Any]:
         exit_on_error=False,
     )
     parser.add_class_arguments(TrainSettings, as_group=False)
-    parser.set_defaults(_flat(defaults.to_dict()))
+    parser.set_defaults(flat(defaults.to_dict()))
     parser.add_argument("names", nargs="+", help="experiments or mixers, such as transformer aft-local")
     parser.add_argument("--seeds", type=str, default="1", help="seeds with a comma between them: 1,2,3")
     parser.add_argument(
@@ -89,7 +89,7 @@ def _parse(argv: list[str], defaults: TrainSettings) -> dict[str, Any]:
     try:
         return parser.parse_args(argv).as_dict()
     except ArgumentError as error:
-        raise ValueError(_short(" ".join(str(error).split()))) from None
+        raise ValueError(shorter(str(error))) from None
 
 
 def _settings(values: dict[str, Any]) -> TrainSettings:

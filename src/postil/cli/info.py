@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -46,21 +47,29 @@ def _run_facts(path: Path) -> list[tuple[str, str]]:
         ("text", f"{run['corpus']['name']} ({run['corpus']['size']:,} bytes, {run['corpus']['origin']})"),
         (
             "tokens",
-            f"{run['tokenizer']}, {run['vocab_size']} kinds, {run['tokens']['training']:,} for training",
+            f"{run['tokenizer']}, {run['vocab_size']} kinds, {_many(run['tokens']['training'])} for training",
         ),
         ("updates", f"{metrics[-1]['update'] if metrics else 0} of {run['updates'] or 'no fixed number'}"),
     ]
+    if run.get("begun_from"):
+        facts.append(("begun from", "{path}, {mixer} after update {update}".format(**run["begun_from"])))
     if "unigram_bits" in run:
         facts.append(("unigram entropy", f"{run['unigram_bits']:.3f} {run['unit']}, the mark to beat"))
     if valid:
         best = min(valid, key=lambda line: line["bits"])
-        facts.append(
-            ("last validation", f"{valid[-1]['bits']:.3f} {run['unit']} at update {valid[-1]['update']}")
-        )
-        facts.append(("best validation", f"{best['bits']:.3f} {run['unit']} at update {best['update']}"))
+        facts.append(("last validation", _validation(valid[-1], run["unit"])))
+        facts.append(("best validation", _validation(best, run["unit"])))
     facts.append(("checkpoints", ", ".join(each.name for each in steps(path / "checkpoints")) or "none"))
     facts.append(("versions", ", ".join(f"{name} {number}" for name, number in run["versions"].items())))
     return [(name, escape(value)) for name, value in facts]
+
+
+def _many(tokens: int | None) -> str:
+    return "without end" if tokens is None else f"{tokens:,}"
+
+
+def _validation(line: dict[str, Any], unit: str) -> str:
+    return f"{line['bits']:.3f} {unit} at update {line['update']}, {100 * line['accuracy']:.1f} % right"
 
 
 def _machine_facts() -> list[tuple[str, str]]:

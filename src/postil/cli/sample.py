@@ -23,7 +23,11 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--prompt-file", metavar="FILE", help="read the prompt from a file, or - for standard input"
     )
-    parser.add_argument("--tokens", type=int, default=500, help="how many tokens to write (default 500)")
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        help="how many tokens to write (default 500; 1 for programs, the value they print)",
+    )
     parser.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default 0.8)")
     parser.add_argument("--top-k", type=int, help="draw from the k likeliest tokens only")
     parser.add_argument(
@@ -40,7 +44,9 @@ def run(argv: list[str]) -> int:
     # On a screen control characters are shown, not obeyed; a file gets what the model wrote.
     shown = visible if sys.stdout.isatty() else str
     ids = saved.tokenizer.encode(prompt).tolist()
-    words = stream(saved.model, [ids], tokens=arguments.tokens, sampler=sampler, seed=arguments.seed)
+    # A model of programs has learnt to say what a program prints, and not how it goes on after that.
+    tokens = arguments.tokens or (1 if saved.tokenizer.kind == "programs" else 500)
+    words = stream(saved.model, [ids], tokens=tokens, sampler=sampler, seed=arguments.seed)
     text = saved.tokenizer.stream()
     print(shown(prompt), end="", flush=True)
     for _, token in words:

@@ -3,13 +3,12 @@ r"""`postil train`: defaults, then the experiment, then the configuration file, 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, set_parsing_settings
 
 from postil.cli.configuration import read_configuration
+from postil.cli.flags import flat, shorter, with_underscores
 from postil.cli.output import lasting_output
 from postil.experiments import EXPERIMENTS
 from postil.training.run import train
@@ -33,32 +32,21 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="remove the run that is in the folder")
     parser.add_class_arguments(TrainSettings, as_group=False)
-    parser.set_defaults(_flat(_defaults(argv).to_dict()))
+    parser.set_defaults(flat(_defaults(argv).to_dict()))
     try:
         values = parser.parse_args(_with_configuration(argv)).as_dict()
     except ArgumentError as error:
-        raise ValueError(_short(" ".join(str(error).split()))) from None
+        raise ValueError(shorter(str(error))) from None
     resume, overwrite = values.pop("resume"), values.pop("overwrite")
     values.pop("config")
     with lasting_output():
         outcome = train(settings_from_dict(values), resume=resume, overwrite=overwrite)
-        bits = outcome.bits
-        said = "" if bits is None else f"; the whole validation text at {bits:.3f} {outcome.unit}"
+        said = ""
+        if outcome.bits is not None and outcome.accuracy is not None:
+            said = f"; the whole validation text at {outcome.bits:.3f} {outcome.unit}"
+            said += f", {100 * outcome.accuracy:.1f} % right"
         print(f"{outcome.reason}, {outcome.update} so far{said}; the run is in {outcome.path}")
     return outcome.exit_code
-
-
-# The parser's own message for a wrong value runs over seven lines.
-def _short(message: str) -> str:
-    match = re.search(r'key "(?P<key>[^"]+)":.*Given value: (?P<value>.*)', message)
-    if match is None:
-        return message
-    kinds = [
-        kind
-        for kind in dict.fromkeys(re.findall(r"<class '(\w+)'>", message))
-        if kind not in ("NoneType", "str")
-    ]
-    return f"--{match['key']}: {match['value']!r} is not {' or '.join(kinds) or 'possible here'}"
 
 
 # An experiment, or the record of the run that is resumed, takes the place of the defaults; so it has to be
@@ -89,14 +77,6 @@ def _value(argv: list[str], flag: str) -> str | None:
     return None
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat = {}
-    for name, value in values.items():
-        nested = isinstance(value, dict) and name != "options"
-        flat |= _flat(value, f"{prefix}{name}.") if nested else {prefix + name: value}
-    return flat
-
-
 # The parser takes a file's content in the place of its name.
 def _with_configuration(argv: list[str]) -> list[str]:
     flag, read = "--config", []
@@ -108,13 +88,3 @@ def _with_configuration(argv: list[str]) -> list[str]:
             argument = f"{flag}={read_configuration(Path(path))}"
         read.append(argument)
     return read
-
-
-def with_underscores(argv: list[str]) -> list[str]:
-    r"""Write `--max-time` as `--max_time`, up to `=`; values and single dashes stay."""
-    return [_underscored(argument) if argument.startswith("--") else argument for argument in argv]
-
-
-def _underscored(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value

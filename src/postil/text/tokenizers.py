@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+from postil.text.algorithmic import VOCABULARY, ProgramTokens
 from postil.text.byte_pairs import BytePairs
 from postil.text.characters import Bytes, Characters
 from postil.text.corpora import Corpus
@@ -80,6 +81,11 @@ def tokenizer_from_dict(description: Any) -> Tokenizer:
     if kind == "bpe":
         _fields(description, "merges")
         return BytePairs([_pair(merge) for merge in _list(description["merges"], "merges")])
+    if kind == "programs":
+        _fields(description, "words")
+        if description["words"] != list(VOCABULARY):
+            raise TextError("the words of the programs are not those of this version: train anew")
+        return ProgramTokens()
     raise TextError(f"tokenizer kind {kind!r} does not exist; there are {', '.join(TOKENIZERS)}")
 
 

@@ -25,13 +25,15 @@ from postil.text import (
     unseen_symbols,
 )
 from postil.text.entropy import unigram_bits
+from postil.training.programs import TrainingPrograms, corpus_of_programs
 from postil.training.settings import TrainSettings
+from postil.training.source import TrainingData
 
 __all__ = ["TrainingText", "find_corpus", "prepare_text"]
 
 
 @dataclass(frozen=True)
-class TrainingText:
+class TrainingText(TrainingData):
     r"""What a run trains on, and how its loss becomes bits per character."""
 
     settings: TrainSettings
@@ -63,6 +65,20 @@ class TrainingText:
     def updates_per_epoch(self) -> int:
         r"""Updates that read the training text once."""
         return self._batches(0, 1).updates_per_epoch
+
+    def counts(self) -> dict[str, int | None]:
+        r"""Count the tokens of both parts."""
+        return {"training": len(self.training_tokens), "validation": len(self.validation_tokens)}
+
+    def remarks(self) -> list[str]:
+        r"""Say where the text came from, if that matters, and which symbols training never shows."""
+        said = [self.corpus.note] if self.corpus.note else []
+        if self.unseen:
+            shown = ", ".join(f"{symbol} {count} times" for symbol, count in list(self.unseen.items())[:10])
+            said.append(
+                f"the validation text has {len(self.unseen)} symbols that training never shows: {shown}"
+            )
+        return said
 
     def batch(self, update: int, rank: int = 0, world: int = 1) -> tuple[Tensor, Tensor]:
         r"""Read inputs and targets `[B, T]` of an update, counted from 1, for one of `world` processes."""
@@ -105,17 +121,23 @@ def find_corpus(settings: TrainSettings) -> Corpus:
     Raises:
         TextError: there is none, or it cannot be read.
     """
+    if settings.text == "algorithmic":
+        return corpus_of_programs(settings)
     return default_corpus() if settings.text is None else load_corpus(settings.text)
 
 
-def prepare_text(settings: TrainSettings, corpus: Corpus, tokenizer: Tokenizer | None = None) -> TrainingText:
+def prepare_text(settings: TrainSettings, corpus: Corpus, tokenizer: Tokenizer | None = None) -> TrainingData:
     r"""Build the tokenizer (or take the one given, of an earlier sitting), encode the text and split it.
+
+    Programs are made when they are needed.
 
     Cost: one or two readings of the text the first time; later the token file is only checked.
 
     Raises:
         TextError: the text cannot be read, or is too short for the windows.
     """
+    if settings.text == "algorithmic":
+        return TrainingPrograms(settings, corpus)
     if tokenizer is None:
         tokenizer = build_tokenizer(settings.data.tokenizer, corpus, vocab_size=settings.data.vocab_size)
     tokens = encode_corpus(corpus, tokenizer)

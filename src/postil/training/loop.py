@@ -20,13 +20,13 @@ from torch import Tensor
 
 from postil.language_model import IGNORED, LanguageModel, NextTokenLoss
 from postil.sampling import Sampler, generate
-from postil.training.data import TrainingText
 from postil.training.engine import largest, summed
 from postil.training.evaluation import Score, evaluate
 from postil.training.optimizer import make_optimizer, set_learning_rate
 from postil.training.schedules import Schedule
 from postil.training.settings import TrainSettings
 from postil.training.sharding import full, gathered, recompute_layers
+from postil.training.source import TrainingData
 from postil.training.speed import flops_per_token, matrix_speed
 
 __all__ = [
@@ -65,7 +65,7 @@ class Session:
     r"""All that one sitting of a run holds in memory."""
 
     settings: TrainSettings
-    text: TrainingText
+    text: TrainingData
     fabric: Fabric
     model: LanguageModel
     loss: Any
@@ -73,6 +73,7 @@ class Session:
     schedule: Schedule
     total: int | None
     progress: Progress = field(default_factory=Progress)
+    begun: dict[str, Any] = field(default_factory=dict)
     flops_per_token: int = 0
     flops_at_best: float = 1.0
 
@@ -82,7 +83,7 @@ class Session:
 
 
 def start(
-    settings: TrainSettings, text: TrainingText, fabric: Fabric, build: Callable[[], LanguageModel]
+    settings: TrainSettings, text: TrainingData, fabric: Fabric, build: Callable[[], LanguageModel]
 ) -> Session:
     r"""Build model and optimizer, alike in every process, and hand them to the engine.
 
@@ -144,6 +145,9 @@ def train_update(session: Session) -> tuple[Score, float]:
     update = session.progress.update + 1
     seed_update(s.seed, update, fabric.global_rank)
     inputs, targets = session.text.batch(update, fabric.global_rank, fabric.world_size)
+    # While sequences grow, the beginning of each is taken: any data can be cut so, and row by row.
+    length = s.length(update)
+    inputs, targets = inputs[:, :length], targets[:, :length]
     count = summed(fabric, (targets != IGNORED).sum())
     # Data parallelism averages gradients over processes; the factor turns that into the sum it should be.
     scale = fabric.world_size / count.clamp_min(1)
@@ -162,7 +166,7 @@ def train_update(session: Session) -> tuple[Score, float]:
     session.optimizer.step()
     session.optimizer.zero_grad(set_to_none=True)
     session.progress.update = update
-    session.progress.tokens += score.tokens
+    session.progress.tokens += s.optimizer.batch_size * length
     return score, norm
 
 

@@ -20,20 +20,23 @@ from lightning_fabric import Fabric
 from rich.console import Console
 
 from postil import durable
+from postil.language_model import LanguageModel
 from postil.registry import build_language_model
-from postil.text import Corpus, tokenizer_from_dict
+from postil.text import Corpus, TextError, Tokenizer, tokenizer_from_dict
 from postil.training import checkpoints
+from postil.training.beginning import begin_from
 from postil.training.capture import conditions, differences, restore_optimizer
 from postil.training.checkpoints import Checkpoint
 from postil.training.curves import draw_curves
-from postil.training.data import TrainingText, find_corpus, prepare_text
+from postil.training.data import find_corpus, prepare_text
 from postil.training.display import Display
 from postil.training.engine import as_launched, largest, make_fabric, together
 from postil.training.loop import Progress, Session, start
 from postil.training.processes import is_rank
 from postil.training.ranks import train_in_ranks
 from postil.training.run_directory import RunDirectory, RunDirectoryError
-from postil.training.settings import TrainSettings
+from postil.training.saved import as_stored
+from postil.training.settings import TrainSettings, settings_from_dict
 from postil.training.sharding import share
 from postil.training.signals import StopRequest, stopping_gracefully
 from postil.training.sitting import Sitting
@@ -44,7 +47,7 @@ __all__ = ["Outcome", "train"]
 
 @dataclass(frozen=True)
 class Outcome:
-    r"""How a sitting ended: why, after which update, and with which validation loss in bits."""
+    r"""How a sitting ended: why, after which update, and how well it did on all validation data."""
 
     path: Path
     reason: str
@@ -52,6 +55,7 @@ class Outcome:
     bits: float | None
     unit: str
     exit_code: int = 0
+    accuracy: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         r"""Write the outcome as JSON can hold it."""
@@ -126,19 +130,42 @@ def _prepare(
         if checkpoint is not None:
             _check_same_text(checkpoint, corpus)
         text = prepare_text(settings, corpus, tokenizer)
+    if checkpoint is not None:
+        settings.model = as_stored(settings, checkpoint).model
     # A default that was found is a choice from here on: a resumed run must not find another.
     settings.text = settings.text or text.corpus.name
-    _announce(text, console)
-    session = start(
-        settings,
-        text,
-        fabric,
-        lambda: build_language_model(settings.mixer, settings.model, text.tokenizer.vocab_size),
-    )
+    for remark in text.remarks():
+        console.print(remark, style="yellow", markup=False)
+    _check_prompt(settings, text.tokenizer)
+    begun: dict[str, Any] = {}
+
+    # What is resumed has left its beginning behind, and the run that it came from may be gone.
+    def build() -> LanguageModel:
+        model = build_language_model(settings.mixer, settings.model, text.tokenizer.vocab_size)
+        if settings.init_from is not None and checkpoint is None:
+            begun.update(begin_from(settings.init_from, model, settings, text.tokenizer))
+        return model
+
+    session = start(settings, text, fabric, build)
+    session.begun = begun
     if checkpoint is not None:
         _restore(session, checkpoint, console)
+    elif begun:
+        console.print("beginning from {path}, {mixer} after update {update}".format(**begun), markup=False)
     _check_same_start(session)
     return session
+
+
+# The first sample is written after minutes of training, which would be lost.
+def _check_prompt(settings: TrainSettings, tokenizer: Tokenizer) -> None:
+    if settings.sample_every == 0:
+        return
+    try:
+        tokenizer.encode(settings.prompt)
+    except TextError as error:
+        raise ValueError(
+            f"--prompt, for the samples during training (--sample-every 0: none): {error}"
+        ) from None
 
 
 # A folder that only one of several machines can see would let the others begin anew, beside it.
@@ -152,21 +179,9 @@ def _check_same_start(session: Session) -> None:
         )
 
 
-def _announce(text: TrainingText, console: Console) -> None:
-    if text.corpus.note:
-        console.print(text.corpus.note, style="yellow", markup=False)
-    if text.unseen:
-        shown = ", ".join(f"{symbol} {count} times" for symbol, count in list(text.unseen.items())[:10])
-        console.print(
-            f"the validation text has {len(text.unseen)} symbols that training never shows: {shown}",
-            style="yellow",
-            markup=False,
-        )
-
-
 # A checkpoint that is continued under other settings is neither the old run nor a new one. How long it trains
 # and how often it looks up may change; what decides the numbers may not.
-DECISIVE = ("mixer", "model", "data", "optimizer", "seed")
+DECISIVE = ("mixer", "model", "data", "optimizer", "seed", "seq_len_from", "seq_len_over")
 
 
 def _check_same_text(checkpoint: Checkpoint, corpus: Corpus) -> None:
@@ -179,7 +194,9 @@ def _check_same_text(checkpoint: Checkpoint, corpus: Corpus) -> None:
 
 
 def _restore(session: Session, checkpoint: Checkpoint, console: Console) -> None:
-    saved, now = checkpoint.metadata["settings"], session.settings.to_dict()
+    # What an older version had not yet heard of, it left at what is the default now.
+    saved = as_stored(settings_from_dict(checkpoint.metadata["settings"]), checkpoint).to_dict()
+    now = session.settings.to_dict()
     different = [n for n in DECISIVE if _without_cuts(now[n]) != _without_cuts(saved.get(n))]
     if different:
         changes = ", ".join(f"{n}: {saved.get(n)} in the checkpoint, {now[n]} now" for n in different)
@@ -193,6 +210,7 @@ def _restore(session: Session, checkpoint: Checkpoint, console: Console) -> None
         checkpoint.metadata["optimizer"],
     )
     session.progress = Progress(**checkpoint.metadata["progress"])
+    session.begun = checkpoint.metadata.get("begun", {})
     end = checkpoint.metadata["total"]
     if session.settings.optimizer.schedule == "cosine" and end != session.total:
         console.print(
@@ -215,10 +233,11 @@ def _record(session: Session, directory: RunDirectory) -> None:
         {
             "settings": session.settings.to_dict(),
             "parameters": sum(p.numel() for p in session.model.parameters()),
+            "begun_from": session.begun or None,
             "corpus": text.corpus.to_dict(),
             "tokenizer": text.tokenizer.kind,
             "vocab_size": text.tokenizer.vocab_size,
-            "tokens": {"training": len(text.training_tokens), "validation": len(text.validation_tokens)},
+            "tokens": text.counts(),
             "updates": session.total,
             "unit": text.unit,
             "unigram_bits": text.unigram_bits,
@@ -231,10 +250,17 @@ def _record(session: Session, directory: RunDirectory) -> None:
 
 
 # ## The sitting
+SHORT = {
+    "bits per character": "bits/char",
+    "bits per byte": "bits/byte",
+    "bits per printed value": "bits/value",
+}
+
+
 def _sit(
     session: Session, directory: RunDirectory | None, path: Path, stop: StopRequest, console: Console
 ) -> Outcome:
-    unit = {"bits per character": "bits/char", "bits per byte": "bits/byte"}[session.text.unit]
+    unit = SHORT[session.text.unit]
     kinds = session.settings.trackers if directory is not None else []
     about = {"name": path.name, "settings": session.settings.to_dict(), "update": session.progress.update}
     with (
@@ -243,11 +269,11 @@ def _sit(
     ):
         sitting = Sitting(session, directory, display, stop, trackers)
         reason = sitting.run()
-        bits = None if sitting.asked else sitting.finish()
+        bits, accuracy = (None if sitting.asked else sitting.finish()) or (None, None)
     if directory is not None:
         try:
             draw_curves(path, session.text.unit)
         except ModuleNotFoundError as error:
             console.print(str(error), style="yellow", markup=False)
     code = stop.exit_code or (128 + sitting.asked if sitting.asked else 0)
-    return Outcome(path, reason, session.progress.update, bits, session.text.unit, code)
+    return Outcome(path, reason, session.progress.update, bits, session.text.unit, code, accuracy)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-__all__ = ["SCHEDULES", "Schedule", "constant", "noam", "warmup_cosine"]
+__all__ = ["SCHEDULES", "Schedule", "constant", "doubling_length", "noam", "warmup_cosine"]
 
 Schedule = Callable[[int], float]
 """From the number of an update, counted from 1, to its learning rate."""
@@ -53,6 +53,18 @@ def warmup_cosine(lr: float, warmup: int, updates: int, floor: float = 0.1) -> S
 def constant(lr: float, warmup: int = 0) -> Schedule:
     r"""Rise linearly to `lr` for `warmup` updates and stay there."""
     return lambda n: lr * min(1.0, n / max(1, warmup))
+
+
+# Most of what there is to learn at first is local, and short sequences teach it at a fraction of the cost.
+# Doubling, not growing by ones: each new length costs a compiled model a compilation.
+def doubling_length(start: int, full: int, over: int, n: int) -> int:
+    r"""Give the length of sequences at update $n$: `start`, doubled in even steps until it is `full`.
+
+    After `over` updates it is. The idea is that of [fan2020]; the doubling is not.
+    """
+    doublings = math.ceil(math.log2(full / start))
+    step = min(doublings, (n - 1) * doublings // over)
+    return min(full, start << step)
 
 
 SCHEDULES = ("noam", "cosine", "constant")

@@ -7,12 +7,13 @@ to look for a default.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from postil.mixer import check_probability, check_sizes
 from postil.registry import REGISTRY, ModelSettings
-from postil.training.schedules import SCHEDULES, Schedule, constant, noam, warmup_cosine
+from postil.training.schedules import SCHEDULES, Schedule, constant, doubling_length, noam, warmup_cosine
 from postil.training.trackers import TRACKERS
 
 __all__ = ["DataSettings", "OptimizerSettings", "TrainSettings", "settings_from_dict"]
@@ -30,6 +31,10 @@ class DataSettings:
     """Share of the text, at its end, that is kept for validation."""
     order: str = "shuffled"
     """Windows of an epoch in shuffled or sequential order."""
+    statements: int = 100
+    """Statements of a program, for --text algorithmic."""
+    variables: int = 3
+    """Variables of a program, 1 to 5."""
 
 
 @dataclass
@@ -65,7 +70,8 @@ class TrainSettings:
     mixer: str = "multi-head-attention"
     """The model: a name from the registry."""
     text: str | None = None
-    """A corpus (tiny-shakespeare, enwik8, text8, python-docs), a file, a folder, or - for standard input."""
+    """A corpus (tiny-shakespeare, enwik8, text8, python-docs), a file, a folder, - for standard input, or
+    algorithmic for made programs."""
     experiment: str | None = None
     """The experiment whose values are the defaults."""
     out: str | None = None
@@ -80,6 +86,12 @@ class TrainSettings:
     """Stop after so many seconds of training, this sitting."""
     seed: int = 1
     """Seed of parameters, order and dropout."""
+    init_from: str | None = None
+    """Run whose weights to start from: of the same model, or multi-head-attention for a feedback model."""
+    seq_len_from: int | None = None
+    """Length of sequences at first, doubled until it is seq_len; None: full length at once."""
+    seq_len_over: int | None = None
+    """Updates after which the length is full."""
     model: ModelSettings = field(default_factory=ModelSettings)
     data: DataSettings = field(default_factory=DataSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
@@ -129,6 +141,11 @@ class TrainSettings:
         _check_known("optimizer.schedule", self.optimizer.schedule, SCHEDULES)
         _check_known("data.tokenizer", self.data.tokenizer, ("characters", "bytes", "words", "bpe"))
         _check_known("data.order", self.data.order, ("shuffled", "sequential"))
+        if self.text == "algorithmic" and self.data.tokenizer != "characters":
+            raise ValueError(
+                f"data.tokenizer={self.data.tokenizer!r}: the programs of text='algorithmic' have words of "
+                f"their own; leave it out"
+            )
         _check_known("strategy", self.strategy, ("auto", "ddp", "fsdp"))
         _check_known("precision", self.precision, ("32", "bf16-mixed", "16-mixed"))
         for tracker in self.trackers:
@@ -152,8 +169,22 @@ class TrainSettings:
             )
         check_sizes(keep=self.keep, log_every=self.log_every, devices=self.devices, nodes=self.nodes)
         check_sizes(seq_len=self.model.seq_len, n_layers=self.model.n_layers)
+        self._check_lengths()
         check_probability(dropout=self.model.dropout)
         self._check_optimizer()
+
+    def _check_lengths(self) -> None:
+        start, over, full = self.seq_len_from, self.seq_len_over, self.model.seq_len
+        if start is None and over is None:
+            return
+        if start is None or over is None:
+            raise ValueError(
+                f"seq_len_from={start}, seq_len_over={over}: growing sequences need both, where to start and "
+                f"after how many updates they have their full length"
+            )
+        check_sizes(seq_len_from=start, seq_len_over=over)
+        if start > full:
+            raise ValueError(f"seq_len_from={start} must not exceed model.seq_len={full}")
 
     def _check_optimizer(self) -> None:
         o = self.optimizer
@@ -183,8 +214,20 @@ class TrainSettings:
 
     @property
     def tokens_per_update(self) -> int:
-        r"""Tokens that one update predicts."""
+        r"""Tokens that one update reads at full length."""
         return self.optimizer.batch_size * self.model.seq_len
+
+    def length(self, update: int) -> int:
+        r"""Give the tokens of a sequence at an update, counted from 1."""
+        if self.seq_len_from is None or self.seq_len_over is None:
+            return self.model.seq_len
+        return doubling_length(self.seq_len_from, self.model.seq_len, self.seq_len_over, update)
+
+    def tokens_after(self, updates: int) -> int:
+        r"""Count the tokens that so many updates read."""
+        grown = min(updates, self.seq_len_over or 0)
+        growing = sum(self.length(n) for n in range(1, grown + 1))
+        return self.optimizer.batch_size * (growing + (updates - grown) * self.model.seq_len)
 
     @property
     def name(self) -> str:
@@ -199,8 +242,15 @@ class TrainSettings:
         elif self.epochs is not None:
             limits.append(max(1, round(self.epochs * updates_per_epoch)))
         if self.max_tokens is not None:
-            limits.append(max(1, self.max_tokens // self.tokens_per_update))
+            limits.append(max(1, self._updates_within(self.max_tokens)))
         return min(limits, default=None)
+
+    def _updates_within(self, tokens: int) -> int:
+        growing = self.seq_len_over or 0
+        left = tokens - self.tokens_after(growing)
+        if left >= 0:
+            return growing + left // self.tokens_per_update
+        return bisect_right(range(growing), tokens, key=self.tokens_after) - 1
 
     def make_schedule(self, total_updates: int | None) -> Schedule:
         r"""Build the schedule that the settings name.

@@ -52,6 +52,7 @@ class Sitting:
         self.began = time.monotonic()
         self.before = session.progress.seconds
         self.first_tokens = session.progress.tokens
+        self.last_tokens = None if session.total is None else s.tokens_after(session.total)
         self.recent = Score()
         self.first = self.saved = session.progress.update
         self.asked: signal.Signals | None = None
@@ -80,8 +81,8 @@ class Sitting:
             if progress.update % self.save_every == 0 or best:
                 self._save(best)
 
-    def finish(self) -> float | None:
-        r"""Score the whole validation text at the end; return its bits per character or byte."""
+    def finish(self) -> tuple[float, float] | None:
+        r"""Score the whole validation text at the end; return its bits per unit and its accuracy."""
         try:
             progress, score = self.session.progress, self._validate(None)
         except Unfinished:
@@ -89,7 +90,7 @@ class Sitting:
         bits = score.bits(self.session.text.tokens_per_unit)
         self.display.evaluation(progress.update, score.loss, bits, score.accuracy, best=False)
         self._log(_line("final", progress, score, bits))
-        return bits
+        return bits, score.accuracy
 
     # A signal reaches one process before another, and clocks differ. If one left at update 20 and another
     # went on to 21, that one would wait for ever: so they ask each other before every update.
@@ -131,9 +132,8 @@ class Sitting:
         elapsed = time.monotonic() - self.began
         speed = (progress.tokens - self.first_tokens) / max(elapsed, 1e-9)
         remaining = []
-        if self.session.total is not None:
-            per_update = self.session.settings.tokens_per_update / max(speed, 1e-9)
-            remaining.append((self.session.total - progress.update) * per_update)
+        if self.last_tokens is not None:
+            remaining.append((self.last_tokens - progress.tokens) / max(speed, 1e-9))
         if self.session.settings.max_time is not None:
             remaining.append(max(0.0, self.session.settings.max_time - elapsed))
         share_of_best = self.session.utilisation(speed)
@@ -194,6 +194,7 @@ class Sitting:
                 "total": session.total,
                 "optimizer": optimizer,
                 "progress": asdict(session.progress),
+                "begun": session.begun,
                 "conditions": conditions(session.fabric.device),
             },
             keep=session.settings.keep,
