@@ -70,6 +70,11 @@ def test_what_holds_no_curves_is_an_error(tmp_path, text):
         build_site(project, tmp_path / "site")
 
 
+def test_rows_with_a_curve_are_read_too():
+    text = '{"rows": [{"name": "a", "curve": [[100, 3.0], [200, 2.0]]}, {"what": "a ratio", "ratio": 2}]}'
+    assert read_curves(text) == {"a": [[(100.0, 3.0), (200.0, 2.0)]]}
+
+
 def test_points_names_and_numbers():
     series = read_curves(MADE)
     assert series["slow"] == [[(0.0, 4.0), (500.0, 3.0), (1000.0, 2.0)]] and len(series["fast"]) == 2

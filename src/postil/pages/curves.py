@@ -4,10 +4,11 @@ A page shows results as it shows a picture, `![Loss over tokens.](/results/compa
 the caption, the numbers a drawing. While the file is missing there is no figure, so a page may name runs
 that somebody has yet to make.
 
-A file of results holds, for each contender, one curve a run, a list of points; the first number of a point
-is where it stands, the last one its value:
+A curve is a list of points; the first number of a point is where it stands, the last one its value. A file of
+results has one curve for each run of each contender, or rows with one each:
 
     {"contenders": [{"name": "aft", "runs": [{"curve": [[1000, 2.5, 3.1], [2000, 5.1, 2.6]]}]}]}
+    {"rows": [{"name": "aft", "curve": [[1000, 3.1], [2000, 2.6]]}]}
 """
 
 from __future__ import annotations
@@ -32,15 +33,17 @@ def read_curves(text: str) -> dict[str, list[Line]]:
     """
     try:
         document = json.loads(text)
+        rows = document["contenders"] if "contenders" in document else document["rows"]
         found = {
-            str(each["name"]): [
+            str(row["name"]): [
                 [(float(point[0]), float(point[-1])) for point in run["curve"]]
-                for run in each["runs"]
+                for run in row.get("runs", [row])
                 if len(run["curve"]) > 1
             ]
-            for each in document["contenders"]
+            for row in rows
+            if "runs" in row or "curve" in row
         }
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise FigureError(f"is no file of results with learning curves: {error!r}") from error
     numbers = [number for lines in found.values() for line in lines for point in line for number in point]
     if not numbers or not all(map(math.isfinite, numbers)):

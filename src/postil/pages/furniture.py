@@ -12,7 +12,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from postil.pages import interface
-from postil.pages.notebook import notebook_json
+from postil.pages.notebook import has_trial, notebook_json
 from postil.pages.project import Project, source_copy
 from postil.pages.prose import inline_text, path_of
 from postil.pages.reading import Page
@@ -64,7 +64,7 @@ def write_furniture(
         _write(stage / "sitemap.xml", _sitemap(project, pages))
     if project.settings.get("notebooks") is not None:
         for page in pages:
-            if page.source is not None:
+            if has_trial(page):
                 file = stage / "_notebooks" / f"{page.module.path[:-3]}.ipynb"
                 _write(file, notebook_json(project, page))
 

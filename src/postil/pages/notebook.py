@@ -138,8 +138,13 @@ def _installation(project: Project, page: Page) -> Iterator[Cell]:
     )
 
 
+# A notebook travels alone, and the files that a page's pictures are made of do not come along.
+_PICTURE = re.compile(r"^!\[[^\]]*\]\([^)\s]+\)\n*", re.M)
+
+
 def _introduction(page: Page) -> str:
-    return "\n\n".join(section.items[0].note.text.strip() for section in page.intro if not section.label)
+    text = "\n\n".join(section.items[0].note.text.strip() for section in page.intro if not section.label)
+    return _PICTURE.sub("", text)
 
 
 # The trial begins at the heading above its first block.

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from postil.pages import interface
+from postil.pages.notebook import colab_link, has_trial
 from postil.pages.project import Module, Project, source_copy
 from postil.pages.prose import path_of
 from postil.pages.reading import Page
@@ -59,8 +60,7 @@ def page_html(sheet: Sheet) -> str:
         next=_neighbour(sheet, neighbours[1], root),
         papers=[sheet.project.papers[key] for key in front.papers if key in sheet.project.papers],
         source_link=sheet.project.source_link(module) or f"{values['site']}{path_of(source_copy(module))}",
-        notebook=_notebook(sheet.project, module, values["site"]),
-        colab=_colab(sheet.project, module),
+        **_notebook(sheet.project, page, values["site"]),
         top_anchors=top,
     )
     return TEMPLATES.get_template("page.html").render(values)
@@ -123,14 +123,9 @@ def _neighbour(sheet: Sheet, page: Page | None, root: str) -> dict[str, str] | N
     return {"href": root + path_of(page.module.url), "title": sheet.titles[page.module.url][0]}
 
 
-def _notebook(project: Project, module: Module, site: str) -> str:
-    folder = project.settings.get("notebooks")
-    return f"{site}_notebooks/{path_of(module.path[:-3])}.ipynb" if folder is not None else ""
-
-
-def _colab(project: Project, module: Module) -> str:
-    repository, folder = str(project.settings.get("repository", "")), project.settings.get("notebooks")
-    if folder is None or not repository.startswith("https://github.com/"):
-        return ""
-    name = repository.removeprefix("https://github.com/").strip("/")
-    return f"https://colab.research.google.com/github/{name}/blob/main/{folder}/{path_of(module.path[:-3])}.ipynb"
+# Every page could be a notebook; those are offered that bring something to try.
+def _notebook(project: Project, page: Page, site: str) -> dict[str, str]:
+    if project.settings.get("notebooks") is None or not has_trial(page):
+        return {"notebook": "", "colab": ""}
+    here = f"{site}_notebooks/{path_of(page.module.path[:-3])}.ipynb"
+    return {"notebook": here, "colab": colab_link(project, page.module)}
