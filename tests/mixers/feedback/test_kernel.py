@@ -116,6 +116,40 @@ def test_kernel_equals_the_plain_form(case: str, threads: int) -> None:
 
 
 @needs_kernel
+@pytest.mark.parametrize("case", CASES)
+def test_recomputed_probabilities_are_the_kept_ones(case: str) -> None:
+    p = problem(case)
+    results = []
+    for keep in (True, False):
+        q = p._replace(keep=keep)
+        y, keys, values, tape = kernel.forward(q)
+        assert (tape.probabilities.numel() > 0) == keep
+        grads = torch.ones_like(y), torch.ones_like(keys), torch.ones_like(values)
+        dx, dk, dv, dw = kernel.backward(q, tape, y, (keys, values), grads[0], grads[1:])
+        results.append([y, keys, values, dx, dk, dv, *dw])
+    for kept, again in zip(*results, strict=True):
+        assert torch.equal(kept, again)
+
+
+# Large tables come from pages that stay with the process. They must not be anybody else's meanwhile.
+@needs_kernel
+def test_pages_belong_to_one_table_and_come_back() -> None:
+    # Larger than any other table of these tests; only what is written to takes memory.
+    size = 1 << 25
+    first, second = kernel._pages(size), kernel._pages(size)
+    first[:2000], second[:2000] = 1.0, 2.0
+    part, address = first[1000:2000], first.data_ptr()
+    del first
+    third = kernel._pages(size)
+    assert len({address, second.data_ptr(), third.data_ptr()}) == 3
+    third[:2000] = 3.0
+    assert (part == 1.0).all()
+    del part
+    assert kernel._pages(size).data_ptr() == address
+    assert (second[:2000] == 2.0).all()
+
+
+@needs_kernel
 def test_the_past_does_not_move() -> None:
     p = problem("shared")
     y = kernel.forward(p)[0]

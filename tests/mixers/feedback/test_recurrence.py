@@ -49,6 +49,31 @@ def test_fast_equals_literal(shared: bool, mask: str, options: str) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("mask", ["none", "padding in front", "dense"])
+@pytest.mark.parametrize("options", ["nothing", "window 3", "dropout, window"])
+def test_recomputed_probabilities_are_the_kept_ones(shared: bool, mask: str, options: str) -> None:
+    model, x = build(shared, **OPTIONS[options]), sequence(37).requires_grad_()
+    operands = model.operands(x, MASKS[mask](37, 3))
+    results = []
+    for recompute in (False, True):
+        y, (keys, values) = feedback_transformer(*operands, recompute=recompute)
+        everything = torch.cat([y.flatten(), keys.flatten(), values.flatten()])
+        results.append([y, *gradients(everything, [x, *model.parameters()])])
+    for kept, again in zip(*results, strict=True):
+        assert again is None if kept is None else torch.equal(kept, again)
+
+
+def test_a_model_that_recomputes_keeps_no_probabilities() -> None:
+    kept = []
+    for recompute in (False, True):
+        y = build(recompute=recompute)(sequence(40).requires_grad_())
+        function = y.grad_fn.next_functions[0][0]
+        kept.append(sum(t.numel() for t in function.saved_tensors if t is not None))
+    # A number for each pair of positions, layer, row and head.
+    assert kept[0] - kept[1] == 40 * 40 * 2 * 3 * 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("options", ["nothing", "window 3", "normalised memory", "dropout"])
 def test_carried_memory_equals_one_long_segment(shared: bool, options: str) -> None:
     model, x = build(shared, **OPTIONS[options]).eval(), sequence(40).requires_grad_()

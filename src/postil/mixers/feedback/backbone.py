@@ -36,6 +36,7 @@ class FeedbackBackbone(nn.Module):
         window: int | None,
         combine: str,
         norm_memory: bool,
+        recompute: bool,
     ):
         super().__init__()
         check_sizes(n_layers=n_layers, window=1 if window is None else window)
@@ -45,6 +46,7 @@ class FeedbackBackbone(nn.Module):
         self.heads = layer.attn.heads
         self.window = window
         self.combine = combine
+        self.recompute = recompute
         self.layers = clone_layers(layer, n_layers)
         self.norm = nn.LayerNorm(layer.d_model)
         self.weights = nn.Parameter(torch.ones(n_layers + 1)) if combine == "softmax" else None
@@ -125,7 +127,7 @@ class FeedbackBackbone(nn.Module):
 
     def _compute(self, *operands: object) -> tuple[Tensor, Memory]:
         if all(layer.is_standard for layer in self.layers):
-            return feedback_transformer(*operands)  # type: ignore[arg-type]
+            return feedback_transformer(*operands, recompute=self.recompute)  # type: ignore[arg-type]
         return self._walk(*operands)  # type: ignore[arg-type]
 
     # Layers of other kinds are walked through, module by module, and autograd records every step.

@@ -15,8 +15,8 @@ matrix product of a decent size:
 
 $$\delta W = \sum_t \delta y_t\, n_t^\top = \delta Y^\top N \tag{1}$$
 
-The memory's debt to later steps can be paid in bulk, too. A chunk of 16 memories collects from all later
-steps and layers with one product each; only steps of the same chunk pay one at a time:
+What is owed to the memories can be paid in bulk, too. A chunk of 16 steps pays all memories before it with
+one product for all its steps and layers; only to memories of the chunk itself each step pays at once:
 
 $$\delta K_j = \sum_{t > j,\, layer} \delta S^l_{t,j}\; q^l_t, \qquad
 \delta V_j = \sum_{t > j,\, layer} P^l_{t,j}\; \delta A^l_t \tag{2}$$
@@ -29,7 +29,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from postil.mixers.feedback.plain import CHUNK, EPS, Problem, Tape, gate, rows, score_table
+from postil.mixers.feedback.plain import CHUNK, EPS, Problem, Tape, gate, probabilities, rows
 from postil.mixers.feedback.recurrence import FoldedWeights
 
 __all__ = ["Debts", "backward", "memory_weights", "start_debts"]
@@ -42,8 +42,6 @@ class Debts(NamedTuple):
     values: Tensor
     mixed: Tensor
     key_value: Tensor
-    scores: Tensor
-    answers: Tensor
 
 
 def backward(
@@ -58,15 +56,13 @@ def backward(
 
     `outputs` and `memory` are what forward gave, `grad` and `grad_memory` their gradients.
 
-    Cost: twice the multiplications of forward; memory $T B L H S$ beside the tape.
+    Cost: twice the multiplications of forward; memory $16 B L H S$ beside the tape.
     """
     debts, dw, dx = start_debts(p, tape, grad_memory)
-    length = len(p.x)
-    for stop in range(length, 0, -CHUNK):
+    tables = _tables(p)
+    for stop in range(len(p.x), 0, -CHUNK):
         start = max(0, stop - CHUNK)
-        _collect(p, tape, debts, slice(p.carried + start, p.carried + stop), stop, length)
-        _chunk_backward(p, tape, memory, debts, grad, dx, dw, start, stop)
-    _collect(p, tape, debts, slice(0, p.carried), 0, length)
+        _chunk_backward(p, tape, memory, debts, tables, grad, dx, dw, start, stop)
     memory_weights(tape, outputs, debts, dw)
     return dx, debts.keys[:, :, :, : p.carried], debts.values[:, :, :, : p.carried], dw
 
@@ -82,32 +78,55 @@ def start_debts(
         values=grad_memory[1].clone(memory_format=torch.contiguous_format),
         mixed=torch.empty_like(tape.mixed),
         key_value=p.x.new_empty(length, batch, groups, 2, heads, p.keys.shape[-1]),
-        scores=score_table(p),
-        answers=torch.zeros_like(tape.queries),
     )
     dw = FoldedWeights(*(torch.zeros_like(w, memory_format=torch.contiguous_format) for w in p.weights))
     dx = torch.empty_like(p.x)
     return debts, dw, dx
 
 
-# Equation (2), for some memories and the steps `start` to `stop`. Steps and layers are one axis of the
-# product where all layers share the memory.
-def _collect(p: Problem, tape: Tape, debts: Debts, rows: slice, start: int, stop: int) -> None:
-    stop = min(stop, max(start, rows.stop - p.carried + p.window))
-    if start >= stop or rows.start >= rows.stop:
+# A chunk's share of equation (2): its own $\delta S$, $P$ and $\delta A$, used again by the next chunk. The
+# scores have columns of zeros on their left.
+class Tables(NamedTuple):
+    r"""Scores `[H B, 16, L, 16 + S]`, probabilities `[H B, 16, L, S]` and answers `[H B, 16, L, E]`."""
+
+    scores: Tensor
+    probabilities: Tensor
+    answers: Tensor
+
+
+def _tables(p: Problem) -> Tables:
+    steps, layers, span = min(CHUNK, len(p.x)), p.weights.query.shape[0], p.carried + len(p.x)
+    heads = p.keys.shape[1] * p.keys.shape[2]
+    # Right of the present nobody looks. Under a window the distant past is looked at, by products that do not
+    # know of it; and it moves on, so that what is zero once stays zero.
+    return Tables(
+        p.x.new_zeros(heads, steps, layers, CHUNK + span),
+        p.x.new_zeros(heads, steps, layers, span),
+        p.x.new_zeros(heads, steps, layers, p.keys.shape[-1]),
+    )
+
+
+# Steps and layers are one axis of the product where all layers share the memory.
+def _pay(
+    p: Problem, tape: Tape, debts: Debts, tables: Tables, memories: slice, start: int, steps: slice
+) -> None:
+    if memories.start >= memories.stop:
         return
-    groups, columns = p.keys.shape[0], slice(CHUNK + rows.start, CHUNK + rows.stop)
-    dropped = tape.dropped if p.noise else tape.probabilities
+    groups, columns = p.keys.shape[0], slice(CHUNK + memories.start, CHUNK + memories.stop)
+    queries = tape.queries[:, start + steps.start : start + steps.stop]
     for g in range(groups):
         layers = slice(g, None, groups)
         for debt, weight, vector in (
-            (debts.keys, debts.scores, tape.queries),
-            (debts.values, dropped, debts.answers),
+            (debts.keys, tables.scores[:, steps, layers, columns], queries[:, :, layers]),
+            (
+                debts.values,
+                tables.probabilities[:, steps, layers, memories],
+                tables.answers[:, steps, layers],
+            ),
         ):
-            weights = weight[:, start:stop, layers, columns].flatten(1, 2)
-            vectors = vector[:, start:stop, layers].flatten(1, 2)
+            owed = torch.bmm(weight.flatten(1, 2).transpose(1, 2), vector.flatten(1, 2))
             # Adding into the rows of a larger buffer would make the library compute head by head.
-            debt[g].flatten(0, 1)[:, rows].add_(torch.bmm(weights.transpose(1, 2), vectors))
+            debt[g].flatten(0, 1)[:, memories].add_(owed)
 
 
 class Chunk(NamedTuple):
@@ -130,6 +149,7 @@ def _chunk_backward(
     tape: Tape,
     memory: tuple[Tensor, Tensor],
     debts: Debts,
+    tables: Tables,
     grad: Tensor,
     dx: Tensor,
     dw: FoldedWeights,
@@ -158,12 +178,14 @@ def _chunk_backward(
         for layer in reversed(range(p.weights.query.shape[0])):
             dh = _feed_forward_backward(p, tape, chunk, dh, t, t - start, layer)
             if p.past(t).stop > 0:
-                dh = _attend_backward(p, tape, memory, debts, chunk, dh, t, t - start, layer)
+                dh = _attend_backward(p, tape, memory, tables, chunk, dh, t, t - start, layer)
             dh = dh.add_(dm, alpha=mixing[layer])
         dx[t] = dh
-        _collect(p, tape, debts, slice(p.carried + start, p.carried + t), t, t + 1)
+        inside = slice(max(p.past(t).start, p.carried + start), p.carried + t)
+        _pay(p, tape, debts, tables, inside, start, slice(t - start, t - start + 1))
+    _pay(p, tape, debts, tables, p.past(start), start, slice(0, stop - start))
     _layer_weights(tape, chunk, dw, start, stop)
-    _position_weights(p, tape, debts, dw, start, stop)
+    _position_weights(p, tape, tables, dw, start, stop)
 
 
 def _memory_backward(p: Problem, tape: Tape, debts: Debts, chunk: Chunk, t: int) -> Tensor:
@@ -208,7 +230,7 @@ def _attend_backward(
     p: Problem,
     tape: Tape,
     memory: tuple[Tensor, Tensor],
-    debts: Debts,
+    tables: Tables,
     chunk: Chunk,
     dh: Tensor,
     t: int,
@@ -217,20 +239,27 @@ def _attend_backward(
 ) -> Tensor:
     w, past = p.weights, p.past(t)
     batch, heads, count = dh.shape[0], p.keys.shape[1], past.stop - past.start
-    columns = slice(CHUNK + past.start, CHUNK + past.stop)
     k, v = (rows(m, layer)[:, past] for m in memory)
     through = gate(p, t, layer)
     d_attended = dh if through is None else dh * through
     chunk.d_attended[layer, i] = d_attended
-    answers = debts.answers[:, t, layer]
+    answers = tables.answers[:, i, layer]
     answers.view(heads, batch, -1).copy_(
         (d_attended @ w.output[layer]).view(batch, heads, -1).transpose(0, 1)
     )
+    if p.keep:
+        weights = tape.probabilities[:, t, layer, past]
+    else:
+        weights = probabilities(p, memory[0], tape.queries[:, t, layer], t, layer)
     dp = torch.bmm(answers[:, None], v.transpose(1, 2)).view(-1, count)
+    used = weights
     if p.noise:
-        dp.mul_(p.noise[0][layer, t, :, :, past].reshape(-1, count))
-    ds = torch.ops.aten._softmax_backward_data(dp, tape.probabilities[:, t, layer, columns], 1, dp.dtype)
-    debts.scores[:, t, layer, columns] = ds
+        noise = p.noise[0][layer, t, :, :, past].reshape(-1, count)
+        used = weights * noise
+        dp.mul_(noise)
+    ds = torch.ops.aten._softmax_backward_data(dp, weights, 1, dp.dtype)
+    tables.scores[:, i, layer, CHUNK + past.start : CHUNK + past.stop] = ds
+    tables.probabilities[:, i, layer, past] = used
     dq = torch.bmm(ds.view(heads, batch, count), w.positions[layer, :, -count:])
     dq.view(-1, 1, dq.shape[-1]).baddbmm_(ds[:, None], k)
     d_query = chunk.d_query[layer, i]
@@ -255,16 +284,18 @@ def _layer_weights(tape: Tape, chunk: Chunk, dw: FoldedWeights, start: int, stop
 # By distance, the scores of step $t$ lie one column further right than those of step $t-1$. So a view whose
 # rows are one element longer than the table's lines up equal distances. On the left it runs into the columns
 # of zeros, which is what they are for.
-def _position_weights(p: Problem, tape: Tape, debts: Debts, dw: FoldedWeights, start: int, stop: int) -> None:
+def _position_weights(
+    p: Problem, tape: Tape, tables: Tables, dw: FoldedWeights, start: int, stop: int
+) -> None:
     reach, steps = min(p.window, p.carried + stop - 1), stop - start
     if reach == 0:
         return
-    (heads, batch), layers, table = p.keys.shape[1:3], p.weights.query.shape[0], debts.scores
+    (heads, batch), layers, table = p.keys.shape[1:3], p.weights.query.shape[0], tables.scores
     row = table.shape[3]
     skewed = table.as_strided(
         (heads, layers, batch, steps, reach),
         (batch * table.stride(0), row, table.stride(0), table.stride(1) + 1, 1),
-        start * table.stride(1) + CHUNK + p.carried + start - reach,
+        CHUNK + p.carried + start - reach,
     ).reshape(heads * layers, batch * steps, reach)
     queries = tape.queries[:, start:stop].unflatten(0, (heads, batch)).permute(0, 3, 1, 2, 4)
     queries = queries.reshape(heads * layers, batch * steps, -1)

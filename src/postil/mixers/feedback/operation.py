@@ -10,6 +10,7 @@ the literal form instead. Slow, exact, and nobody has to say anything.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ def feedback_transformer(
     allowed: Bool[Tensor, "#T S #B"] | None = None,
     window: int | None = None,
     noise: Noise | None = None,
+    *,
+    recompute: bool = False,
 ) -> tuple[Float[Tensor, "T B D"], Memory]:
     r"""Compute the recurrence of `feedback_transformer_reference`, forward and backward by hand.
 
@@ -49,7 +52,8 @@ def feedback_transformer(
 
     Source: [fan2020], Section 3. Deviation: none from the literal form.
     Cost: $L (12 D^2 + S D)$ multiplications a position and three times that with backward;
-    $T B L (4 D + d_{ff} + H S)$ numbers are kept for backward.
+    $T B L (4 D + d_{ff} + H S)$ numbers are kept for backward. With `recompute` the last term is not kept:
+    backward computes the probabilities again, with $2 L S D$ multiplications a position.
     """
     precise = torch.float32 if x.dtype in (torch.bfloat16, torch.float16) else x.dtype
     if x.dtype != precise:
@@ -62,7 +66,7 @@ def feedback_transformer(
     if x.numel() == 0 or (x.shape[0] == 1 and memory is None):
         compute = feedback_transformer_reference
     else:
-        compute = _recurrence
+        compute = partial(_recurrence, recompute=recompute)
     # Autocast would round the products, of the weights as well, to half precision. It is kept out.
     with torch.autocast(x.device.type, enabled=False):
         y, (keys, values) = compute(x.to(precise), weights, memory, allowed, window, noise)
@@ -76,11 +80,15 @@ def _recurrence(
     allowed: Tensor | None,
     window: int | None,
     noise: Noise | None,
+    recompute: bool,
 ) -> tuple[Tensor, Memory]:
     if memory is None:
         empty = x.new_empty(0, x.shape[1], weights.key_value.shape[0], *weights.query_pos_bias.shape[1:])
         memory = empty, empty
     reach = memory[0].shape[0] + x.shape[0]
+    folded = fold(weights)
+    # Where no gradient will be asked for, nothing is kept either.
+    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (x, *memory, *folded))
     # Inside, the heads come first and time runs along the rows of a matrix.
     y, keys, values = Recurrence.apply(
         x,
@@ -89,7 +97,8 @@ def _recurrence(
         allowed,
         reach if window is None else min(window, reach),
         weights.memory_gain is not None,
-        *fold(weights),
+        learns and not recompute,
+        *folded,
         *(noise or ()),
     )[:3]
     if weights.final_gain is not None:
@@ -105,14 +114,14 @@ FOLDED = len(FoldedWeights._fields)
 # A tracer that looked inside would unroll $T \times L$ steps. Registered as operations, forward and backward
 # are one node each, and the shapes of their results are all it needs to know.
 PROBLEM = (
-    "Tensor x, Tensor keys, Tensor values, Tensor? allowed, int window, bool norm_memory, "
+    "Tensor x, Tensor keys, Tensor values, Tensor? allowed, int window, bool norm_memory, bool keep, "
     "Tensor[] weights, Tensor[] noise"
 )
 
 
 def _problem(x: Tensor, keys: Tensor, values: Tensor, *rest: Any) -> plain.Problem:
-    allowed, window, norm_memory, weights, noise = rest
-    return plain.Problem(x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory)
+    allowed, window, norm_memory, keep, weights, noise = rest
+    return plain.Problem(x, keys, values, allowed, noise, FoldedWeights(*weights), window, norm_memory, keep)
 
 
 # Backward may run under an autocast that forward was kept from.
@@ -129,7 +138,9 @@ def _forward(x: Tensor, *operands: Any) -> list[Tensor]:
 def _(x: Tensor, keys: Tensor, values: Tensor, *operands: Any) -> list[Tensor]:
     groups, heads, batch, count, width = keys.shape
     memory = [x.new_empty(groups, heads, batch, count + x.shape[0], width) for _ in range(2)]
-    return [torch.empty_like(x), *memory, *plain.blank_tape(_problem(x, keys, values, *operands))]
+    problem = _problem(x, keys, values, *operands)
+    blank_tape = kernel.blank_tape if kernel.fits(problem) else plain.blank_tape
+    return [torch.empty_like(x), *memory, *blank_tape(problem, x.new_empty)]
 
 
 @torch.library.custom_op(
@@ -165,16 +176,18 @@ class Recurrence(torch.autograd.Function):
         allowed: Tensor | None,
         window: int,
         norm_memory: bool,
+        keep: bool,
         *operands: Tensor,
     ) -> tuple[Tensor, ...]:
         r"""Give outputs, all keys and values, and the tape."""
         weights, noise = list(operands[:FOLDED]), list(operands[FOLDED:])
-        return tuple(_forward(x, keys, values, allowed, window, norm_memory, weights, noise))
+        return tuple(_forward(x, keys, values, allowed, window, norm_memory, keep, weights, noise))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         r"""Keep what backward needs; the tape is nobody's result."""
-        x, keys, values, allowed, ctx.window, ctx.norm_memory, *operands = inputs
+        x, keys, values, allowed = inputs[:4]
+        ctx.rules, operands = inputs[4:7], inputs[7:]
         ctx.mark_non_differentiable(*output[3:])
         # Else autograd would make zeros as large as the tape, to say that it has no gradient.
         ctx.set_materialize_grads(False)
@@ -188,13 +201,12 @@ class Recurrence(torch.autograd.Function):
         operands, results = rest[: ctx.count], rest[ctx.count :]
         given_grads = zip(grads[:3], results[:3], strict=True)
         grads = tuple(torch.zeros_like(r) if g is None else g for g, r in given_grads)
-        rules = ctx.window, ctx.norm_memory
         if torch.is_grad_enabled():
-            given = _literal_gradients(grads, (x, keys, values), operands, allowed, *rules)
+            given = _literal_gradients(grads, (x, keys, values), operands, allowed, *ctx.rules[:2])
         else:
             weights, noise = operands[:FOLDED], operands[FOLDED:]
-            given = _backward(list(grads), results, x, keys, values, allowed, *rules, weights, noise)
-        return *given[:3], None, None, None, *given[3:], *[None] * (ctx.count - FOLDED)
+            given = _backward(list(grads), results, x, keys, values, allowed, *ctx.rules, weights, noise)
+        return *given[:3], None, None, None, None, *given[3:], *[None] * (ctx.count - FOLDED)
 
     # One problem of the batch after the other: `vmap` is for convenience here, not for speed.
     @staticmethod

@@ -10,6 +10,7 @@ would have to be put together again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -17,14 +18,28 @@ from torch import Tensor
 
 from postil.mixers.feedback.recurrence import FoldedWeights
 
-__all__ = ["CHUNK", "EPS", "Problem", "Tape", "blank_tape", "forward", "gate", "room", "rows", "score_table"]
+__all__ = [
+    "CHUNK",
+    "EPS",
+    "Problem",
+    "Tape",
+    "blank_tape",
+    "forward",
+    "gate",
+    "probabilities",
+    "room",
+    "rows",
+]
 
 CHUNK = 16
 EPS = 1e-5
 
 
 class Problem(NamedTuple):
-    r"""What the recurrence is computed of. Memory is `[G, H, B, S, E]`; `noise` is empty without dropout."""
+    r"""What the recurrence is computed of. Memory is `[G, H, B, S, E]`; `noise` is empty without dropout.
+
+    `keep` says whether forward keeps the probabilities for backward, which computes them again otherwise.
+    """
 
     x: Tensor
     keys: Tensor
@@ -34,6 +49,7 @@ class Problem(NamedTuple):
     weights: FoldedWeights
     window: int
     norm_memory: bool
+    keep: bool = True
 
     @property
     def carried(self) -> int:
@@ -49,7 +65,7 @@ class Problem(NamedTuple):
 # Normalised rows are not kept. They come back from the layer inputs, a chunk at a time, in one operation;
 # that is cheaper than writing them at every step.
 class Tape(NamedTuple):
-    r"""What forward leaves for backward. Probabilities have `CHUNK` columns of zeros on their left."""
+    r"""What forward leaves for backward."""
 
     inputs: Tensor
     middles: Tensor
@@ -57,7 +73,6 @@ class Tape(NamedTuple):
     attended: Tensor
     queries: Tensor
     probabilities: Tensor
-    dropped: Tensor
     mixed: Tensor
     mixed_rstd: Tensor
 
@@ -65,11 +80,12 @@ class Tape(NamedTuple):
 def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor, Tape]:
     r"""Compute all positions; give the outputs, all keys and values `[G, H, B, S, E]`, and the tape.
 
-    Cost: $L(12 D^2 + S D)$ multiplications a position; memory $T B L (4 D + d_{ff} + H S)$.
+    Cost: $L(12 D^2 + S D)$ multiplications a position; memory $T B L (4 D + d_{ff} + H S)$, without the
+    last term if probabilities are not kept.
     """
     (length, batch, width), layers = p.x.shape, p.weights.query.shape[0]
     keys, values = room(p.keys, length), room(p.values, length)
-    tape = blank_tape(p)
+    tape = _start_tape(p)
     outputs = torch.empty_like(p.x)
     mixing = p.weights.mixing.tolist()
     key_value = p.weights.key_value.flatten(0, 1).t()
@@ -101,68 +117,67 @@ def room(carried: Tensor, length: int) -> Tensor:
     return buffer
 
 
-def blank_tape(p: Problem) -> Tape:
-    r"""Make room for what forward leaves."""
+def blank_tape(p: Problem, new: Callable[..., Tensor], columns: int | None = None) -> Tape:
+    r"""Make room for what forward leaves, by `new`; a row of probabilities has one for each memory."""
+    columns = p.carried + p.x.shape[0] if columns is None else columns
     (length, batch, width), (layers, hidden) = p.x.shape, p.weights.layer1.shape[:2]
     heads = p.keys.shape[1]
-
-    def new(*size: int) -> Tensor:
-        return p.x.new_empty(size)
-
-    attended, queries = new(layers, length, batch, width), new(heads * batch, length, layers, width // heads)
-    # A first step that reads nothing has no query and no answer, but its place in the products must hold
-    # numbers, and zeros are the right ones.
-    attended[:, :1], queries[:, :1] = 0.0, 0.0
     return Tape(
         inputs=new(layers, length, batch, width),
         middles=new(layers, length, batch, width),
         hidden=new(layers, length, batch, hidden),
-        attended=attended,
-        queries=queries,
-        probabilities=score_table(p),
-        dropped=score_table(p) if p.noise else new(0),
+        attended=new(layers, length, batch, width),
+        queries=new(heads * batch, length, layers, width // heads),
+        probabilities=new(heads * batch, length, layers, columns) if p.keep else new(0),
         mixed=new(length, batch, width),
         mixed_rstd=new(length, batch, 1) if p.norm_memory else new(0),
     )
 
 
-# Columns right of the present are never looked at. Under a window the distant past is, by products that do
-# not know of it, and has to be zero.
-def score_table(p: Problem) -> Tensor:
-    r"""Make a table of all scores of all layers."""
-    length, batch, heads, layers = p.x.shape[0], p.x.shape[1], p.keys.shape[1], p.weights.query.shape[0]
-    table = p.x.new_empty(heads * batch, length, layers, CHUNK + p.carried + length)
-    table[..., :CHUNK] = 0.0
-    table[:, :1] = 0.0
-    return table.zero_() if p.window < p.carried + length else table
+# A first step that reads nothing has no query and no answer, but its place in later products must hold
+# numbers, and zeros are the right ones. So it is with what lies beyond a window.
+def _start_tape(p: Problem) -> Tape:
+    tape = blank_tape(p, p.x.new_empty)
+    tape.attended[:, :1], tape.queries[:, :1] = 0.0, 0.0
+    if p.keep and p.window < p.carried + len(p.x):
+        tape.probabilities.zero_()
+    elif p.keep:
+        tape.probabilities[:, :1] = 0.0
+    return tape
 
 
 # All heads share one layout, `[H, B, ...]`: the positions' product runs once a head with the batch as rows,
 # the keys' product once a head and row, and both write into the same scores.
+def probabilities(p: Problem, keys: Tensor, queries: Tensor, t: int, layer: int) -> Tensor:
+    r"""Compute what step `t` pays attention to, `[H B, past]`, from its queries `[H B, E]`."""
+    w, past = p.weights, p.past(t)
+    heads, count = keys.shape[1], past.stop - past.start
+    scores = torch.baddbmm(
+        w.position_bias[layer, :, None, -count:],
+        queries.unflatten(0, (heads, -1)),
+        w.positions[layer, :, -count:].transpose(1, 2),
+    )
+    scores.view(-1, 1, count).baddbmm_(queries[:, None], rows(keys, layer)[:, past].transpose(1, 2))
+    hidden = _hidden(p, t, past)
+    if hidden is not None:
+        scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+    weights = scores.softmax(-1)
+    return (weights if hidden is None else weights.masked_fill_(hidden, 0.0)).view(-1, count)
+
+
 def _attend(p: Problem, tape: Tape, keys: Tensor, values: Tensor, h: Tensor, t: int, layer: int) -> Tensor:
     w, past = p.weights, p.past(t)
-    (batch, width), heads, count = h.shape, keys.shape[1], past.stop - past.start
-    columns = slice(CHUNK + past.start, CHUNK + past.stop)
-    k, v = (rows(m, layer)[:, past] for m in (keys, values))
+    (batch, width), heads = h.shape, keys.shape[1]
     n = torch.native_layer_norm(h, [width], None, None, EPS)[0]
     q = torch.addmm(w.query_bias[layer], n, w.query[layer].t()).view(batch, heads, -1).transpose(0, 1)
     queries = tape.queries[:, t, layer]
     queries.view(heads, batch, -1).copy_(q)
-    scores = torch.baddbmm(
-        w.position_bias[layer, :, None, -count:], q, w.positions[layer, :, -count:].transpose(1, 2)
-    )
-    scores.view(-1, 1, count).baddbmm_(queries[:, None], k.transpose(1, 2))
-    hidden = _hidden(p, t, past)
-    if hidden is not None:
-        scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
-    probabilities = scores.softmax(-1)
-    if hidden is not None:
-        probabilities.masked_fill_(hidden, 0.0)
-    tape.probabilities[:, t, layer, columns] = probabilities.view(-1, count)
+    weights = probabilities(p, keys, queries, t, layer)
+    if p.keep:
+        tape.probabilities[:, t, layer, past] = weights
     if p.noise:
-        probabilities = probabilities * p.noise[0][layer, t, :, :, past]
-        tape.dropped[:, t, layer, columns] = probabilities.view(-1, count)
-    answer = torch.bmm(probabilities.view(-1, 1, count), v).view(heads, batch, -1).transpose(0, 1)
+        weights = weights * p.noise[0][layer, t, :, :, past].flatten(0, 1)
+    answer = torch.bmm(weights[:, None], rows(values, layer)[:, past]).view(heads, batch, -1).transpose(0, 1)
     attended = tape.attended[layer, t]
     attended.view(batch, heads, -1).copy_(answer)
     through = gate(p, t, layer)

@@ -34,7 +34,8 @@ class FeedbackTransformer(FeedbackBackbone):
     r"""The original: every layer projects the memory to keys and values of its own.
 
     `window` limits attention to that many memories. `combine` says how layers make a memory: "softmax" is a
-    learned mixture, "mean" an even one, "top" the last layer alone. `norm_memory` normalises it.
+    learned mixture, "mean" an even one, "top" the last layer alone. `norm_memory` normalises it. `recompute`
+    keeps no probabilities for backward, which then takes less memory and more time; for long sequences.
 
     Source: [fan2020], Section 3. Deviation: pre-norm, as the layer.
     Cost: $L (14 D^2 + S D)$ multiplications a position; decoding remembers $2 L D$ numbers a position.
@@ -51,8 +52,9 @@ class FeedbackTransformer(FeedbackBackbone):
         window: int | None = None,
         combine: str = "softmax",
         norm_memory: bool = False,
+        recompute: bool = False,
     ):
-        super().__init__(layer, n_layers, window, combine, norm_memory)
+        super().__init__(layer, n_layers, window, combine, norm_memory, recompute)
         if layer.attn.key is None:
             raise ValueError(
                 "the original projects keys and values in every layer; build FeedbackAttention with "
@@ -100,6 +102,7 @@ class FeedbackTransformerKV(FeedbackBackbone):
         window: int | None = None,
         combine: str = "softmax",
         norm_memory: bool = False,
+        recompute: bool = False,
     ):
         if (d_model, heads) != (layer.d_model, layer.attn.heads):
             raise ValueError(
@@ -108,7 +111,7 @@ class FeedbackTransformerKV(FeedbackBackbone):
             )
         if layer.attn.key is not None:
             raise ValueError("shared keys and values: build FeedbackAttention with is_kv_precomputed=True")
-        super().__init__(layer, n_layers, window, combine, norm_memory)
+        super().__init__(layer, n_layers, window, combine, norm_memory, recompute)
         self.key = Heads(d_model, heads, bias=False)
         self.value = Heads(d_model, heads, bias=False)
 

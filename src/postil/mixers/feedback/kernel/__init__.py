@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import shutil
@@ -20,22 +21,28 @@ import subprocess
 import tempfile
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from postil.mixers.feedback import plain
 from postil.mixers.feedback.backward import memory_weights, start_debts
-from postil.mixers.feedback.plain import Problem, Tape, blank_tape, room
+from postil.mixers.feedback.plain import CHUNK, Problem, Tape, room
 from postil.mixers.feedback.recurrence import FoldedWeights
 
-__all__ = ["available", "backward", "fits", "forward", "kernel_status", "step"]
+__all__ = ["available", "backward", "blank_tape", "fits", "forward", "kernel_status", "step"]
 
-SOURCES = ("feedback.cpp", "backward.h", "step.h", "problem.h", "products.h", "vectors.h")
+SOURCES = (
+    *("feedback.cpp", "backward.h", "attention.h", "step.h", "problem.h", "products.h"),
+    *("pages.h", "vectors.h"),
+)
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 LANES = 16
+PAGES_FROM = 1 << 18
 
 # ## The call
 #
@@ -49,7 +56,7 @@ POINTERS = (
     "allowed", "x", "query", "query_bias", "positions", "position_bias", "output", "output_bias",
     "layer1", "layer1_bias", "layer2", "layer2_bias", "mixing", "key_value", "key_value_bias",
     "y", "keys", "values", "inputs", "middles", "hidden", "attended", "queries", "probabilities",
-    "mixed", "mixed_rstd", "dy", "dkeys", "dvalues", "dx", "dmixed", "dkey_value", "scores", "answers",
+    "mixed", "mixed_rstd", "dy", "dkeys", "dvalues", "dx", "dmixed", "dkey_value",
 )
 GRADIENTS = (
     "dquery", "dquery_bias", "dpositions", "dposition_bias", "doutput", "doutput_bias",
@@ -92,7 +99,7 @@ def _call(function: str, p: Problem, **tensors: Tensor | None) -> None:
         mask_rows=rows,
         mask_batch=columns,
         threads=torch.get_num_threads(),
-        **{name: tensor.data_ptr() for name, tensor in held.items()},
+        **{name: tensor.data_ptr() for name, tensor in held.items() if tensor.numel()},
     )
     getattr(_library(), function)(ctypes.byref(call))
 
@@ -113,12 +120,35 @@ def fits(p: Problem) -> bool:
     )
 
 
+# The kernel's rows of probabilities are packed closer than a table's (`problem.h`). What the table has too
+# much is never written to, and memory that is never written to takes no place.
+def blank_tape(p: Problem, new: Callable[..., Tensor]) -> Tape:
+    r"""Make room for what the kernel's forward leaves, by `new`."""
+    span = p.carried + p.x.shape[0]
+    columns = span + 2 * CHUNK if p.window >= span else p.window + 4 * CHUNK
+    return plain.blank_tape(p, new, columns)
+
+
+# Large tables lie on large pages, which stay with the process when their tensor goes (`pages.h`).
+def _pages(*size: int) -> Tensor:
+    count = math.prod(size)
+    if count < PAGES_FROM:
+        return torch.empty(size)
+    library = _library()
+    assert isinstance(library, ctypes.CDLL)
+    address = library.feedback_take(count)
+    if not address:
+        raise MemoryError(f"no room for a table of {4 * count} bytes")
+    table = (ctypes.c_float * count).from_address(address)
+    weakref.finalize(table, library.feedback_give, ctypes.c_void_p(address)).atexit = False
+    return torch.frombuffer(table, dtype=torch.float32).view(size)
+
+
 def forward(p: Problem) -> tuple[Tensor, Tensor, Tensor, Tape]:
     r"""Compute what `plain.forward` computes."""
     keys, values = room(p.keys, len(p.x)), room(p.values, len(p.x))
-    tape, outputs = blank_tape(p), p.x.new_empty(p.x.shape)
-    fields = {name: tensor for name, tensor in tape._asdict().items() if name != "dropped"}
-    _call("feedback_forward", p, y=outputs, keys=keys, values=values, **fields)
+    tape, outputs = blank_tape(p, _pages), p.x.new_empty(p.x.shape)
+    _call("feedback_forward", p, y=outputs, keys=keys, values=values, **tape._asdict())
     return outputs, keys, values, tape
 
 
@@ -132,7 +162,6 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, FoldedWeights]:
     r"""Compute what the plain backward computes."""
     debts, dw, dx = start_debts(p, tape, grad_memory)
-    fields = {name: tensor for name, tensor in tape._asdict().items() if name != "dropped"}
     _call(
         "feedback_backward",
         p,
@@ -144,9 +173,7 @@ def backward(
         dx=dx,
         dmixed=debts.mixed,
         dkey_value=debts.key_value,
-        scores=debts.scores,
-        answers=debts.answers,
-        **fields,
+        **tape._asdict(),
         **{f"d{name}": tensor for name, tensor in dw._asdict().items() if f"d{name}" in GRADIENTS},
     )
     memory_weights(tape, outputs, debts, dw)
@@ -253,7 +280,10 @@ def _library() -> ctypes.CDLL | str:
 @cache
 def _load() -> ctypes.CDLL | str:
     try:
-        return ctypes.CDLL(str(_build()))
+        library = ctypes.CDLL(str(_build()))
+        library.feedback_take.argtypes = [ctypes.c_int64]
+        library.feedback_take.restype = ctypes.c_void_p
+        return library
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         reason = reason.strip().splitlines()[0] if reason.strip() else type(error).__name__

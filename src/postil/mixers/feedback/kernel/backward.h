@@ -1,22 +1,27 @@
 // The Feedback Transformer's recurrence, compiled: backward.
 //
-// The order of things is that of the plain form: chunks of 16 steps from the end; first what later steps owe
-// the chunk's memories, then step by step, then the weight gradients of the chunk.
+// The order of things is that of the plain form: chunks of 16 steps from the end, inside a chunk step by
+// step, then the chunk's share of everything that could wait: what it owes to the memories before it, and the
+// weight gradients.
 #pragma once
-#include "problem.h"
+#include "attention.h"
 
-// For gradients the same matrices are needed the other way round.
+// For gradients the same matrices are needed the other way round. Probabilities that were not kept are
+// computed again, which takes the position tables.
 struct BackwardWeights {
     std::vector<Packed> query, output, layer1, layer2;
     Packed key_value;
+    std::vector<Distances> distances;
 
-    explicit BackwardWeights(const Problem& p) : key_value(p.key_value, 2 * p.G * p.D, p.D, p.D, 1) {
+    BackwardWeights(Arena& arena, const Problem& p)
+        : key_value(arena, p.key_value, 2 * p.G * p.D, p.D, p.D, 1) {
         for (int64_t l = 0; l < p.L; ++l) {
-            query.emplace_back(p.query + l * p.D * p.D, p.D, p.D, p.D, 1);
-            output.emplace_back(p.output + l * p.D * p.D, p.D, p.D, p.D, 1);
-            layer1.emplace_back(p.layer1 + l * p.F * p.D, p.F, p.D, p.D, 1);
-            layer2.emplace_back(p.layer2 + l * p.D * p.F, p.D, p.F, p.F, 1);
+            query.emplace_back(arena, p.query + l * p.D * p.D, p.D, p.D, p.D, 1);
+            output.emplace_back(arena, p.output + l * p.D * p.D, p.D, p.D, p.D, 1);
+            layer1.emplace_back(arena, p.layer1 + l * p.F * p.D, p.F, p.D, p.D, 1);
+            layer2.emplace_back(arena, p.layer2 + l * p.D * p.F, p.D, p.F, p.F, 1);
         }
+        if (!p.probabilities) distances.emplace_back(arena, p);
     }
 };
 
@@ -26,108 +31,170 @@ struct Sums {
     float *layer1, *layer1_bias, *layer2, *layer2_bias;
 };
 
+// The chunk's own tables of dS, dA and, if they were not kept, probabilities. A row of dS has 16 zeros on its
+// left.
+struct ChunkTables {
+    int64_t heads, L, E;
+    float *scores, *answers, *probabilities = nullptr;
+
+    ChunkTables(Arena& arena, const Problem& p, int64_t rows) : heads(p.H * rows), L(p.L), E(p.E) {
+        int64_t longest = 0, count = heads * CHUNK * L;
+        for (int64_t t = 0; t < p.T; t += CHUNK) longest = std::max(longest, Rows(p, t).stride);
+        scores = arena.take(count * (longest + 2 * LANES) + LANES);
+        answers = arena.take(count * E);
+        if (!p.probabilities) probabilities = arena.take(count * longest);
+    }
+
+    float* row(float* table, int64_t stride, int64_t head, int64_t i, int64_t l) const {
+        return table + ((head * CHUNK + i) * L + l) * stride;
+    }
+};
+
 struct Backward {
     const Problem& p;
     const BackwardWeights& w;
+    const Table& table;
     const Sums& to;
     const int64_t from, rows, D, F, E;
     Columns values;
+    ChunkTables own;
+    std::vector<Attention> again;
     Outer outer;
-    std::vector<float> first_normal, second_normal, d_query, d_attended, d_hidden, d_output;
-    std::vector<float> dm, dh, grad, d_answer, d_probability;
+    float *first_normal, *second_normal, *d_query, *d_attended, *d_hidden, *d_output, *dm, *dh, *grad, *d_answer;
 
-    Backward(const Problem& p_, const BackwardWeights& w_, const Sums& to_, int64_t from_, int64_t end)
-        : p(p_), w(w_), to(to_), from(from_), rows(end - from_), D(p.D), F(p.F), E(p.E),
-          values(p.G * p.H * rows, p.S(), p.E) {
+    Backward(Arena& arena, const Problem& p_, const BackwardWeights& w_, const Table& table_, const Sums& to_,
+             int64_t from_, int64_t end)
+        : p(p_), w(w_), table(table_), to(to_), from(from_), rows(end - from_), D(p.D), F(p.F), E(p.E),
+          values(arena, p.G * p.H * rows, p.S(), E), own(arena, p, rows) {
         const int64_t chunk = p.L * CHUNK * rows;
-        for (auto* v : {&first_normal, &second_normal, &d_query, &d_attended, &d_output}) v->resize(chunk * D);
-        d_hidden.resize(chunk * F);
-        for (auto* v : {&dm, &dh, &grad, &d_answer}) v->resize(rows * D);
-        d_probability.resize(p.S() + 2 * LANES);
+        for (float** v : {&first_normal, &second_normal, &d_query, &d_attended, &d_output})
+            *v = arena.take(chunk * D);
+        d_hidden = arena.take(chunk * F);
+        for (float** v : {&dm, &dh, &grad, &d_answer}) *v = arena.take(rows * D);
         for (int64_t g = 0; g < p.G; ++g)
             for (int64_t h = 0; h < p.H; ++h)
                 for (int64_t b = 0; b < rows; ++b)
                     for (int64_t j = 0; j < p.S(); ++j)
-                        values.put(head(g, h, b), j, p.values + p.memory(g, h, from + b) + j * E);
+                        values.put((g * p.H + h) * rows + b, j, p.values + p.memory(g, h, from + b) + j * E);
+        if (w.distances.size()) {
+            again.emplace_back(arena, p, w.distances[0], from, rows);
+            again[0].put(0, p.S());
+        }
     }
 
-    int64_t head(int64_t g, int64_t h, int64_t b) const { return (g * p.H + h) * rows + b; }
+    // ## The chunk at hand
+    Rows row{p, 0};
+    int64_t score_stride() const { return row.stride + 2 * LANES; }
+    // Column j of a row is at j - origin.
+    float* scores(int64_t h, int64_t b, int64_t t, int64_t l) const {
+        return own.row(own.scores, score_stride(), h * rows + b, t - row.start, l) + LANES - row.origin;
+    }
+    float* answers(int64_t h, int64_t b, int64_t t, int64_t l) const {
+        return own.row(own.answers, E, h * rows + b, t - row.start, l);
+    }
+    const float* queries(int64_t h, int64_t b, int64_t t, int64_t l) const {
+        return p.queries + p.query_at(h, from + b, t, l);
+    }
+    const float* probabilities(int64_t h, int64_t b, int64_t t, int64_t l) const {
+        return (p.probabilities
+                    ? p.probabilities + table.at(p, row, h, from + b, t, l)
+                    : own.row(own.probabilities, row.stride, h * rows + b, t - row.start, l)) - row.origin;
+    }
 
     void run() {
-        for (int64_t stop = p.T; stop > 0; stop -= std::min(stop, CHUNK)) {
-            int64_t start = std::max<int64_t>(0, stop - CHUNK);
-            collect(p.carried + start, p.carried + stop, stop);
-            for (int64_t t = stop - 1; t >= start; --t) {
-                step(t, start);
-                pay(t, start);
+        for (int64_t stop = p.T; stop > 0; stop = row.start) {
+            row = Rows(p, stop - 1);
+            begin();
+            for (int64_t t = stop - 1; t >= row.start; --t) {
+                step(t, row.start);
+                pay(t);
             }
-            weights(start, stop);
-            positions(start, stop);
+            pay_earlier();
+            weights(row.start, stop);
+            positions();
         }
-        for (int64_t j = 0; j < p.carried; j += CHUNK) collect(j, std::min(j + CHUNK, p.carried), 0);
     }
 
-    // What all steps from `start` on owe the memories first <= j < last: the sums of dS q and of P dA.
-    void collect(int64_t first, int64_t last, int64_t start) {
-        int64_t stop = std::min(p.T, std::max(start, last - p.carried + p.window));
-        if (start >= stop) return;
-        for (int64_t g = 0; g < p.G; ++g)
+    void begin() {
+        for (int64_t i = 0; i < own.heads * CHUNK * p.L; ++i)
+            std::memset(own.scores + i * score_stride(), 0, 4 * LANES);
+        if (again.empty()) return;
+        for (int64_t t = row.start; t < row.stop; ++t)
+            for (int64_t l = 0; l < p.L; ++l) {
+                float* q = dh;
+                for (int64_t h = 0; h < p.H; ++h)
+                    for (int64_t b = 0; b < rows; ++b)
+                        std::memcpy(q + b * D + h * E, queries(h, b, t, l), 4 * E);
+                again[0].probabilities(t, l, q, [&](int64_t h, int64_t b, const float* weights, float scale) {
+                    float* to = own.row(own.probabilities, row.stride, h * rows + b, t - row.start, l);
+                    row.put(p, t, weights, scale, to);
+                });
+            }
+    }
+
+    // What the chunk owes to the memories before it: the sums of dS q and of P dA over its steps and layers.
+    void pay_earlier() {
+        const int64_t first = p.first(row.start), last = p.last(row.start), t = row.start;
+        for (int64_t g = 0; first < last && g < p.G; ++g)
             for (int64_t h = 0; h < p.H; ++h)
-                for (int64_t b = from; b < from + rows; ++b) {
-                    int64_t to_row = p.memory(g, h, b) + first * E;
-                    int64_t s = p.score_at(h, b, start, g) + first, q = p.query_at(h, b, start, g);
-                    owe(p.scores + s, p.queries + q, p.dkeys + to_row, last - first, stop - start);
-                    owe(p.probabilities + s, p.answers + q, p.dvalues + to_row, last - first, stop - start);
+                for (int64_t b = 0; b < rows; ++b) {
+                    int64_t at = p.memory(g, h, from + b) + first * E;
+                    owe(scores(h, b, t, g) + first, score_stride(), queries(h, b, t, g), p.dkeys + at, last - first);
+                    owe(probabilities(h, b, t, g) + first, row.stride, answers(h, b, t, g), p.dvalues + at,
+                        last - first);
                 }
     }
 
-    void owe(const float* weights, const float* vectors, float* debt, int64_t count, int64_t steps) {
-        const int64_t stride = p.G, terms = steps * p.L / p.G;
-        for (int64_t e = 0; e < E; e += PANEL) {
-            int64_t columns = std::min<int64_t>(E - e, PANEL);
-            panel_product(weights, 1, stride * p.row(), count, vectors + e, stride * E, terms, e, columns,
-                          [&](int64_t j, int64_t n, v16 c) {
+    void owe(const float* weights, int64_t stride, const float* vectors, float* debt, int64_t count) {
+        const int64_t terms = (row.stop - row.start) * p.L / p.G;
+        for (int64_t e = 0; e < E; e += PANEL)
+            panel_product(weights, 1, p.G * stride, count, vectors + e, p.G * E, terms, e,
+                          std::min<int64_t>(E - e, PANEL), [&](int64_t j, int64_t n, v16 c) {
                               store(debt + j * E + n, load(debt + j * E + n) + c);
                           });
-        }
     }
 
     // Inside the chunk, a step pays the memories before it at once.
-    void pay(int64_t t, int64_t start) {
-        const int64_t first = std::max(p.carried + start, p.first(t)), last = p.last(t);
-        if (first >= last) return;
-        for (int64_t h = 0; h < p.H; ++h)
-            for (int64_t b = from; b < from + rows; ++b)
-                for (int64_t l = 0; l < p.L; ++l) {
-                    const float *ds = p.scores + p.score_at(h, b, t, l), *q = p.queries + p.query_at(h, b, t, l);
-                    const float* pr = p.probabilities + p.score_at(h, b, t, l);
-                    const float* da = p.answers + p.query_at(h, b, t, l);
-                    int64_t at = p.memory(l % p.G, h, b);
+    void pay(int64_t t) {
+        const int64_t first = std::max(p.last(row.start), p.first(t)), last = p.last(t);
+        for (int64_t g = 0; g < p.G; ++g)
+            for (int64_t h = 0; h < p.H; ++h)
+                for (int64_t b = 0; b < rows; ++b)
                     for (int64_t j = first; j < last; ++j)
                         for (int64_t e = 0; e < E; e += LANES) {
-                            float *dk = p.dkeys + at + j * E + e, *dv = p.dvalues + at + j * E + e;
-                            store(dk, load(dk) + load(q + e) * ds[j]);
-                            store(dv, load(dv) + load(da + e) * pr[j]);
+                            float* dk = p.dkeys + p.memory(g, h, from + b) + j * E + e;
+                            float* dv = p.dvalues + p.memory(g, h, from + b) + j * E + e;
+                            v16 key = load(dk), value = load(dv);
+                            for (int64_t l = g; l < p.L; l += p.G) {
+                                add_product(key, scores(h, b, t, l)[j], load(queries(h, b, t, l) + e));
+                                add_product(value, probabilities(h, b, t, l)[j], load(answers(h, b, t, l) + e));
+                            }
+                            store(dk, key);
+                            store(dv, value);
                         }
-                }
     }
 
     void step(int64_t t, int64_t start) {
         const int64_t here = (t * p.B + from) * D;
         memory(t);
-        add_scaled(dh.data(), p.dy + here, p.mixing[p.L], dm.data(), rows * D);
+        add_scaled(dh, p.dy + here, p.mixing[p.L], dm, rows * D);
         for (int64_t l = p.L - 1; l >= 0; --l) {
             int64_t slot = (l * CHUNK + t - start) * rows;
             feed_forward(t, l, slot);
-            if (p.last(t) > p.first(t)) {
-                attend(t, l, slot);
-            } else {
-                for (auto* v : {&d_query, &d_attended, &first_normal})
-                    std::fill_n(v->data() + slot * D, rows * D, 0.0f);
-            }
-            add_scaled(dh.data(), dh.data(), p.mixing[l], dm.data(), rows * D);
+            if (p.last(t) > p.first(t)) attend(t, l, slot);
+            else skip(t, l, slot);
+            add_scaled(dh, dh, p.mixing[l], dm, rows * D);
         }
-        std::memcpy(p.dx + here, dh.data(), 4 * rows * D);
+        std::memcpy(p.dx + here, dh, 4 * rows * D);
+    }
+
+    void skip(int64_t t, int64_t l, int64_t slot) {
+        for (float* v : {d_query, d_attended, first_normal}) std::fill_n(v + slot * D, rows * D, 0.0f);
+        for (int64_t h = 0; h < p.H; ++h)
+            for (int64_t b = 0; b < rows; ++b) {
+                std::fill_n(answers(h, b, t, l), E, 0.0f);
+                std::fill_n(scores(h, b, t, l) + row.origin, row.width, 0.0f);
+            }
     }
 
     void memory(int64_t t) {
@@ -142,72 +209,87 @@ struct Backward {
                     std::memcpy(key + D, p.dvalues + at, 4 * E);
                 }
         w.key_value.product(dkv, width, rows,
-                            [&](int64_t m, int64_t n, v16 c) { store(&dm[m * D + n], c); });
+                            [&](int64_t m, int64_t n, v16 c) { store(dm + m * D + n, c); });
         for (int64_t b = 0; p.norm_memory && b < rows; ++b) {
-            int64_t row = t * p.B + from + b;
-            normalise_backward(&dm[b * D], p.mixed + row * D, p.mixed_rstd[row], nullptr, &dm[b * D], D);
+            int64_t at = t * p.B + from + b;
+            normalise_backward(dm + b * D, p.mixed + at * D, p.mixed_rstd[at], nullptr, dm + b * D, D);
         }
-        std::memcpy(p.dmixed + (t * p.B + from) * D, dm.data(), 4 * rows * D);
+        std::memcpy(p.dmixed + (t * p.B + from) * D, dm, 4 * rows * D);
     }
 
     void feed_forward(int64_t t, int64_t l, int64_t slot) {
-        const int64_t row = (l * p.T + t) * p.B + from;
-        const float* hidden = p.hidden + row * F;
-        float* df = &d_hidden[slot * F];
-        std::memcpy(&d_output[slot * D], dh.data(), 4 * rows * D);
-        w.layer2[l].product(dh.data(), D, rows, [&](int64_t m, int64_t n, v16 c) {
+        const int64_t at = (l * p.T + t) * p.B + from;
+        const float* hidden = p.hidden + at * F;
+        float* df = d_hidden + slot * F;
+        std::memcpy(d_output + slot * D, dh, 4 * rows * D);
+        w.layer2[l].product(dh, D, rows, [&](int64_t m, int64_t n, v16 c) {
             store(df + m * F + n, gated(c, load(hidden + m * F + n)));
         });
-        w.layer1[l].product(df, F, rows, [&](int64_t m, int64_t n, v16 c) { store(&grad[m * D + n], c); });
+        w.layer1[l].product(df, F, rows, [&](int64_t m, int64_t n, v16 c) { store(grad + m * D + n, c); });
+        through_norm(p.middles + at * D, second_normal + slot * D);
+    }
+
+    // dh += the gradient through a layer norm of x, whose normalised rows are wanted later.
+    void through_norm(const float* x, float* normal) {
         for (int64_t b = 0; b < rows; ++b) {
-            float* n = &second_normal[(slot + b) * D];
-            float rstd = normalise(p.middles + (row + b) * D, n, D);
-            normalise_backward(&grad[b * D], n, rstd, &dh[b * D], &dh[b * D], D);
+            float rstd = normalise(x + b * D, normal + b * D, D);
+            normalise_backward(grad + b * D, normal + b * D, rstd, dh + b * D, dh + b * D, D);
         }
     }
 
     void attend(int64_t t, int64_t l, int64_t slot) {
-        const int64_t first = p.first(t), last = p.last(t), row = (l * p.T + t) * p.B + from;
-        float *gated_grad = &d_attended[slot * D], *dq = &d_query[slot * D];
-        std::memcpy(gated_grad, dh.data(), 4 * rows * D);
+        const int64_t first = p.first(t), last = p.last(t), at = (l * p.T + t) * p.B + from;
+        float *gated_grad = d_attended + slot * D, *dq = d_query + slot * D;
+        std::memcpy(gated_grad, dh, 4 * rows * D);
         for (int64_t b = 0; p.allowed && b < rows; ++b)
             if (!p.reads(t, from + b)) std::fill_n(gated_grad + b * D, D, 0.0f);
         w.output[l].product(gated_grad, D, rows,
-                            [&](int64_t m, int64_t n, v16 c) { store(&d_answer[m * D + n], c); });
+                            [&](int64_t m, int64_t n, v16 c) { store(d_answer + m * D + n, c); });
         for (int64_t h = 0; h < p.H; ++h) {
             for (int64_t b = 0; b < rows; ++b) {
-                const float* da = &d_answer[b * D + h * E];
-                std::memcpy(p.answers + p.query_at(h, from + b, t, l), da, 4 * E);
-                values.scores(head(l % p.G, h, b), da, first, last, d_probability.data());
-                const float* pr = p.probabilities + p.score_at(h, from + b, t, l);
-                float* ds = p.scores + p.score_at(h, from + b, t, l);
-                softmax_backward(pr, d_probability.data(), ds, first, last);
-                weighted_sum(ds, p.keys + p.memory(l % p.G, h, from + b), first, last, E, dq + b * D + h * E);
+                const float* da = d_answer + b * D + h * E;
+                std::memcpy(answers(h, b, t, l), da, 4 * E);
+                softmax_backward(t, l, h, b, da, dot(da, p.attended + (at + b) * D + h * E, E));
+                weighted_sum(scores(h, b, t, l), p.keys + p.memory(l % p.G, h, from + b), first, last, E,
+                             p.S() * E, 1.0f, dq + b * D + h * E);
             }
             // The part of dq that came through the distances: a product over them, for all rows.
-            const float* table = p.positions + ((l * p.H + h) * p.R + p.R - (last - first)) * E;
-            const float* ds = p.scores + p.score_at(h, from, t, l) + first;
+            const float* distances = p.positions + ((l * p.H + h) * p.R + p.R - (last - first)) * E;
             for (int64_t e = 0; e < E; e += PANEL)
-                panel_product(ds, p.T * p.L * p.row(), 1, rows, table + e, E, last - first, e,
-                              std::min<int64_t>(E - e, PANEL), [&](int64_t m, int64_t n, v16 c) {
-                                  float* at = dq + m * D + h * E + n;
-                                  store(at, load(at) + c);
+                panel_product(scores(h, 0, t, l) + first, CHUNK * p.L * score_stride(), 1, rows, distances + e, E,
+                              last - first, e, std::min<int64_t>(E - e, PANEL),
+                              [&](int64_t m, int64_t n, v16 c) {
+                                  float* to = dq + m * D + h * E + n;
+                                  store(to, load(to) + c);
                               });
         }
-        w.query[l].product(dq, D, rows, [&](int64_t m, int64_t n, v16 c) { store(&grad[m * D + n], c); });
-        for (int64_t b = 0; b < rows; ++b) {
-            float* n = &first_normal[(slot + b) * D];
-            float rstd = normalise(p.inputs + (row + b) * D, n, D);
-            normalise_backward(&grad[b * D], n, rstd, &dh[b * D], &dh[b * D], D);
-        }
+        w.query[l].product(dq, D, rows, [&](int64_t m, int64_t n, v16 c) { store(grad + m * D + n, c); });
+        through_norm(p.inputs + at * D, first_normal + slot * D);
+    }
+
+    // dS = P (dP - sum P dP), where dP_j = dA . V_j and therefore sum P dP = dA . A, known beforehand.
+    void softmax_backward(int64_t t, int64_t l, int64_t h, int64_t b, const float* da, float mean) {
+        const float* from_p = probabilities(h, b, t, l);
+        float* to_ds = scores(h, b, t, l);
+        for (int64_t j = row.origin; j < p.first(t) / LANES * LANES; j += LANES) store(to_ds + j, all(0));
+        values.product((l % p.G * p.H + h) * rows + b, da, p.first(t), p.last(t), [&](int64_t j, v16 c) {
+            __builtin_prefetch(from_p + table.size + j, 0, 2);
+            store(to_ds + j, load(from_p + j) * (c - all(mean)));
+        });
+    }
+
+    static float dot(const float* a, const float* b, int64_t count) {
+        v16 c = all(0);
+        for (int64_t i = 0; i < count; i += LANES) add_product(c, load(a + i), load(b + i));
+        return sum(c);
     }
 
     void weights(int64_t start, int64_t stop) {
         const int64_t count = (stop - start) * rows;
         for (int64_t l = 0; l < p.L; ++l) {
             const int64_t slot = l * CHUNK * rows;
-            auto chunk = [&](const std::vector<float>& v, int64_t width) {
-                return [&v, width, slot](int64_t r) { return &v[(slot + r) * width]; };
+            auto chunk = [&](const float* v, int64_t width) {
+                return [v, width, slot](int64_t r) { return v + (slot + r) * width; };
             };
             auto taped = [&](const float* v, int64_t width) {
                 return [this, v, width, l, start](int64_t r) {
@@ -227,33 +309,54 @@ struct Backward {
 
     // By distance, the scores of a step lie one column further right than those of the step before: the
     // stride from step to step is a row and one. On the left this runs into the columns of zeros.
-    void positions(int64_t start, int64_t stop) {
-        const int64_t reach = std::min(p.window, p.carried + stop - 1), steps = stop - start;
-        const int64_t stride = p.L * p.row() + 1;
+    void positions() {
+        const int64_t reach = std::min(p.window, p.last(row.stop - 1));
         for (int64_t l = 0; l < p.L; ++l)
-            for (int64_t h = 0; h < p.H; ++h)
-                for (int64_t b = from; b < from + rows; ++b) {
-                    const float* ds = p.scores + p.score_at(h, b, start, l) + p.carried + start - reach;
-                    const float* q = p.queries + p.query_at(h, b, start, l);
-                    float* table = to.positions + ((l * p.H + h) * p.R + p.R - reach) * E;
-                    float* bias = to.position_bias + (l * p.H + h) * p.R + p.R - reach;
-                    for (int64_t e = 0; e < E; e += PANEL)
-                        panel_product(ds, 1, stride, reach, q + e, p.L * E, steps, e,
-                                      std::min<int64_t>(E - e, PANEL), [&](int64_t i, int64_t n, v16 c) {
-                                          store(table + i * E + n, load(table + i * E + n) + c);
-                                      });
-                    for (int64_t i = 0; i < steps; ++i) {
-                        const float* step = ds + i * stride;
-                        int64_t r = 0;
-                        for (; r + LANES <= reach; r += LANES) store(bias + r, load(bias + r) + load(step + r));
-                        for (; r < reach; ++r) bias[r] += step[r];
-                    }
+            for (int64_t h = 0; h < p.H; ++h) {
+                const float* ds = scores(h, 0, row.start, l) + p.last(row.start) - reach;
+                const int64_t at = (l * p.H + h) * p.R + p.R - reach;
+                for (int64_t e = 0; e < E; e += PANEL) {
+                    const float* q = queries(h, 0, row.start, l) + e;
+                    if (E - e < PANEL) position_tables<1>(ds, q, to.positions + at * E + e, reach);
+                    else position_tables<COLUMNS>(ds, q, to.positions + at * E + e, reach);
                 }
+                position_biases(ds, to.position_bias + at, reach);
+            }
+    }
+
+    int64_t skew() const { return p.L * score_stride() + 1; }
+
+    // All rows of the batch add to the same sums, so these stay in registers for all of them.
+    template <int N>
+    void position_tables(const float* ds, const float* q, float* sums, int64_t reach) {
+        for (int64_t i = 0; i < reach; i += ROWS) {
+            v16 c[ROWS][N] = {};
+            for (int64_t b = 0; b < rows; ++b)
+                tile<ROWS, N>(c, ds + b * CHUNK * p.L * score_stride() + i, 1, skew(), q + b * p.T * p.L * E,
+                              p.L * E, row.stop - row.start);
+            for (int64_t m = 0; m < std::min<int64_t>(ROWS, reach - i); ++m)
+                for (int n = 0; n < N; ++n) {
+                    float* at = sums + (i + m) * E + n * LANES;
+                    store(at, load(at) + c[m][n]);
+                }
+        }
+    }
+
+    void position_biases(const float* ds, float* sums, int64_t reach) {
+        for (int64_t b = 0; b < rows; ++b)
+            for (int64_t k = 0; k < row.stop - row.start; ++k) {
+                const float* from = ds + b * CHUNK * p.L * score_stride() + k * skew();
+                int64_t i = 0;
+                for (; i + LANES <= reach; i += LANES) store(sums + i, load(sums + i) + load(from + i));
+                for (; i < reach; ++i) sums[i] += from[i];
+            }
     }
 };
 
 static void backward(const Problem& p) {
-    BackwardWeights weights(p);
+    Arena shared;
+    BackwardWeights weights(shared, p);
+    Table table(p);
     const int64_t sizes[] = {p.L * p.D * p.D, p.L * p.D, p.L * p.H * p.R * p.E, p.L * p.H * p.R,
                              p.L * p.D * p.D, p.L * p.D, p.L * p.F * p.D,       p.L * p.F,
                              p.L * p.D * p.F, p.L * p.D};
@@ -261,21 +364,19 @@ static void backward(const Problem& p) {
                     p.doutput_bias, p.dlayer1,     p.dlayer1_bias, p.dlayer2,        p.dlayer2_bias};
     int64_t total = 0;
     for (int64_t size : sizes) total += size;
-    std::vector<std::vector<float>> beside(std::max<int64_t>(1, p.threads));
+    std::vector<float*> beside;
+    for (int64_t i = 1; i < std::min(p.threads, p.B); ++i) beside.push_back(shared.zeros(total));
     split_batch(p, [&](int64_t thread, int64_t from, int64_t to) {
         Sums sums = results;
-        if (thread > 0) {
-            beside[thread].resize(total);
-            float* at = beside[thread].data();
-            float** parts = &sums.query;
-            for (int i = 0; i < 10; at += sizes[i++]) parts[i] = at;
-        }
-        Backward(p, weights, sums, from, to).run();
+        float** parts = &sums.query;
+        float* at = thread > 0 ? beside[thread - 1] : nullptr;
+        for (int i = 0; thread > 0 && i < 10; at += sizes[i++]) parts[i] = at;
+        Arena own;
+        Backward(own, p, weights, table, sums, from, to).run();
     });
-    for (auto& other : beside) {
-        const float* at = other.data();
+    for (const float* other : beside) {
         float** parts = &results.query;
-        for (int i = 0; !other.empty() && i < 10; at += sizes[i++])
-            for (int64_t k = 0; k < sizes[i]; ++k) parts[i][k] += at[k];
+        for (int i = 0; i < 10; other += sizes[i++])
+            for (int64_t k = 0; k < sizes[i]; ++k) parts[i][k] += other[k];
     }
 }

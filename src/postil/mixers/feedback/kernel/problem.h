@@ -1,7 +1,7 @@
 // What the kernel is given: sizes and pointers, in the order in which kernel/__init__.py lists them.
 //
-// Every tensor has the layout it has in the plain form: memory `[G, H, B, S, E]`, queries `[H, B, T, L, E]`,
-// scores `[H, B, T, L, 16 + S]`, everything else time-major. So the two forms can take turns.
+// Memory is `[G, H, B, S, E]`, queries are `[H, B, T, L, E]`, everything else is time-major, as in the plain
+// form. Only the table of probabilities has a layout of its own.
 #pragma once
 #include <algorithm>
 #include <thread>
@@ -18,20 +18,16 @@ struct Problem {
     float *y, *keys, *values;
     float *inputs, *middles, *hidden, *attended, *queries, *probabilities, *mixed, *mixed_rstd;
     const float* dy;
-    float *dkeys, *dvalues, *dx, *dmixed, *dkey_value, *scores, *answers;
+    float *dkeys, *dvalues, *dx, *dmixed, *dkey_value;
     float *dquery, *dquery_bias, *dpositions, *dposition_bias, *doutput, *doutput_bias;
     float *dlayer1, *dlayer1_bias, *dlayer2, *dlayer2_bias;
 
     int64_t S() const { return carried + T; }
-    int64_t row() const { return CHUNK + S(); }
     int64_t first(int64_t t) const { return std::max<int64_t>(0, carried + t - window); }
     int64_t last(int64_t t) const { return carried + t; }
     int64_t memory(int64_t g, int64_t h, int64_t b) const { return ((g * H + h) * B + b) * S() * E; }
     int64_t query_at(int64_t h, int64_t b, int64_t t, int64_t l) const {
         return (((h * B + b) * T + t) * L + l) * E;
-    }
-    int64_t score_at(int64_t h, int64_t b, int64_t t, int64_t l) const {
-        return (((h * B + b) * T + t) * L + l) * row() + CHUNK;
     }
     bool may_read(int64_t t, int64_t j, int64_t b) const {
         int64_t r = mask_rows == 1 ? 0 : t, c = mask_batch == 1 ? 0 : b;
@@ -46,6 +42,43 @@ struct Problem {
     }
 };
 
+// A row of the table of probabilities holds what any step of its chunk may read, and no more: the triangle
+// above stays unused. Rows are an odd number of cache lines apart, else those of one column would all fall
+// into the same few places of the cache.
+struct Rows {
+    int64_t start, stop, origin, width, stride;
+
+    Rows(const Problem& p, int64_t t)
+        : start(t / CHUNK * CHUNK), stop(std::min(p.T, start + CHUNK)),
+          origin(p.first(start) / LANES * LANES),
+          width(std::max<int64_t>(LANES, (p.last(stop - 1) - origin + LANES - 1) / LANES * LANES)),
+          stride((width / LANES | 1) * LANES) {}
+
+    // Writes a row: zeros up to the first memory that this step may read, then its probabilities.
+    void put(const Problem& p, int64_t t, const float* weights, float scale, float* row) const {
+        int64_t j = origin, first = p.first(t) / LANES * LANES, last = p.last(t);
+        for (; j < first; j += LANES) store(row + j - origin, all(0));
+        for (; j < last; j += LANES) store(row + j - origin, load(weights + j) * scale);
+    }
+};
+
+struct Table {
+    std::vector<int64_t> before;
+    int64_t size = 0;
+
+    explicit Table(const Problem& p) {
+        for (int64_t t = 0; t < p.T; t += CHUNK) {
+            Rows rows(p, t);
+            before.push_back(size);
+            size += (rows.stop - rows.start) * p.L * rows.stride;
+        }
+    }
+
+    int64_t at(const Problem& p, const Rows& rows, int64_t h, int64_t b, int64_t t, int64_t l) const {
+        return (h * p.B + b) * size + before[t / CHUNK] + ((t - rows.start) * p.L + l) * rows.stride;
+    }
+};
+
 // Rows of a batch never meet, so each thread takes some of them through the whole sequence. Nobody waits for
 // anybody until the end.
 template <class Work>
@@ -56,73 +89,4 @@ static void split_batch(const Problem& p, Work&& work) {
         others.emplace_back([&, i] { work(i, p.B * i / threads, p.B * (i + 1) / threads); });
     work(0, 0, p.B / threads);
     for (auto& other : others) other.join();
-}
-
-// Keys, or values, sixteen positions side by side: sixteen scores then take one multiplication for each of
-// the E numbers of a head, and no sum across lanes.
-struct Columns {
-    int64_t E, blocks;
-    std::vector<float> data;
-
-    Columns(int64_t heads, int64_t positions, int64_t width)
-        : E(width), blocks((positions + LANES - 1) / LANES), data(heads * blocks * width * LANES) {}
-
-    void put(int64_t head, int64_t j, const float* row) {
-        float* to = &data[(head * blocks + j / LANES) * E * LANES + j % LANES];
-        for (int64_t e = 0; e < E; ++e) to[e * LANES] = row[e];
-    }
-
-    // scores[j] = row . column j, for all blocks that hold some of first <= j < last.
-    void scores(int64_t head, const float* row, int64_t first, int64_t last, float* scores) const {
-        int64_t block = first / LANES, end = (last + LANES - 1) / LANES;
-        const float* from = &data[head * blocks * E * LANES];
-        for (; block + 4 <= end; block += 4) some<4>(from, row, block, scores);
-        for (; block < end; ++block) some<1>(from, row, block, scores);
-    }
-
-   private:
-    template <int N>
-    void some(const float* from, const float* row, int64_t block, float* scores) const {
-        v16 c[N] = {};
-        const float* at = from + block * E * LANES;
-        for (int64_t e = 0; e < E; ++e)
-            for (int n = 0; n < N; ++n) add_product(c[n], row[e], load(at + (n * E + e) * LANES));
-        for (int n = 0; n < N; ++n) store(scores + (block + n) * LANES, c[n]);
-    }
-};
-
-// out[e] = sum_j weights[j] rows[j, e], for N times sixteen e. Four sums run side by side, because one
-// addition waits for the one before it.
-template <int N>
-static inline void weighted_sum_of(const float* weights, const float* rows, int64_t first, int64_t last,
-                                   int64_t E, float* out) {
-    v16 c[4][N] = {};
-    int64_t j = first;
-    for (; j + 4 <= last; j += 4)
-        for (int i = 0; i < 4; ++i)
-            for (int n = 0; n < N; ++n)
-                add_product(c[i][n], weights[j + i], load(rows + (j + i) * E + n * LANES));
-    for (; j < last; ++j)
-        for (int n = 0; n < N; ++n) add_product(c[0][n], weights[j], load(rows + j * E + n * LANES));
-    for (int n = 0; n < N; ++n) store(out + n * LANES, (c[0][n] + c[1][n]) + (c[2][n] + c[3][n]));
-}
-
-static inline void weighted_sum(const float* weights, const float* rows, int64_t first, int64_t last,
-                                int64_t E, float* out) {
-    int64_t e = 0;
-    for (; e + 2 * LANES <= E; e += 2 * LANES)
-        weighted_sum_of<2>(weights, rows + e, first, last, E, out + e);
-    if (e < E) weighted_sum_of<1>(weights, rows + e, first, last, E, out + e);
-}
-
-// ds = p (dp - sum p dp)
-static inline void softmax_backward(const float* p, const float* dp, float* ds, int64_t first,
-                                    int64_t last) {
-    v16 products = all(0);
-    int64_t j = first;
-    for (; j + LANES <= last; j += LANES) add_product(products, load(p + j), load(dp + j));
-    float mean = sum(products);
-    for (; j < last; ++j) mean += p[j] * dp[j];
-    for (j = first; j + LANES <= last; j += LANES) store(ds + j, load(p + j) * (load(dp + j) - all(mean)));
-    for (; j < last; ++j) ds[j] = p[j] * (dp[j] - mean);
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "pages.h"
 #include "vectors.h"
 
 // A tile of ROWS x (16 * COLUMNS) results stays in registers while the sum runs. AVX-512 and NEON have 32
@@ -19,12 +20,15 @@ constexpr int ROWS = 4;
 constexpr int COLUMNS = WIDTH == 16 ? 2 : 1;
 constexpr int PANEL = COLUMNS * LANES;
 
-// c[m] += sum_k a[m, k] b[k]; the strides of a say which way round it lies.
+// c[m] += sum_k a[m, k] b[k]; the strides of a say which way round it lies. Both come from far away, and are
+// asked for 32 terms before they are needed.
 template <int M, int N>
 static inline void tile(v16 (&c)[M][N], const float* a, int64_t row, int64_t step, const float* b,
                         int64_t next, int64_t depth) {
     for (int64_t k = 0; k < depth; ++k, a += step, b += next) {
         v16 right[N];
+        for (int n = 0; n < N; ++n) __builtin_prefetch(b + 32 * next + n * LANES);
+        __builtin_prefetch(a + 2 * LANES);
         for (int n = 0; n < N; ++n) right[n] = load(b + n * LANES);
         for (int m = 0; m < M; ++m)
             for (int n = 0; n < N; ++n) add_product(c[m][n], a[m * row], right[n]);
@@ -64,17 +68,19 @@ static void panel_product(const float* a, int64_t row, int64_t step, int64_t row
 // A matrix b[k, n], cut into panels of columns that lie one after the other, each row by row.
 struct Packed {
     int64_t depth = 0, width = 0;
-    std::vector<float> data;
+    float* data;
 
-    // `across` and `down` are the strides of n and k in the source.
-    Packed(const float* source, int64_t depth_, int64_t width_, int64_t down, int64_t across)
-        : depth(depth_), width((width_ + LANES - 1) / LANES * LANES), data(depth * width) {
-        float* to = data.data();
-        for (int64_t n0 = 0; n0 < width; n0 += PANEL) {
-            int64_t columns = width - n0 < PANEL ? width - n0 : PANEL;
-            for (int64_t k = 0; k < depth; ++k, to += columns)
-                for (int64_t n = 0; n < columns && n0 + n < width_; ++n)
-                    to[n] = source[k * down + (n0 + n) * across];
+    // `across` and `down` are the strides of n and k in the source. A square of it at a time: otherwise one of
+    // the two, source or panel, would be gone through across all its cache lines again and again.
+    Packed(Arena& arena, const float* source, int64_t depth_, int64_t width_, int64_t down, int64_t across)
+        : depth(depth_), width((width_ + LANES - 1) / LANES * LANES), data(arena.take(depth * width)) {
+        float* to = data;
+        for (int64_t n0 = 0; n0 < width; n0 += PANEL, to += depth * PANEL) {
+            const int64_t columns = std::min<int64_t>(PANEL, width - n0), real = std::min(columns, width_ - n0);
+            for (int64_t k0 = 0; k0 < depth; k0 += LANES)
+                for (int64_t n = 0; n < columns; ++n)
+                    for (int64_t k = k0; k < std::min<int64_t>(depth, k0 + LANES); ++k)
+                        to[k * columns + n] = n < real ? source[k * down + (n0 + n) * across] : 0.0f;
         }
     }
 
@@ -82,7 +88,7 @@ struct Packed {
     template <class Then>
     void product(const float* a, int64_t row, int64_t rows, Then&& then, int64_t first = 0) const {
         for (int64_t n0 = first / PANEL * PANEL; n0 < width; n0 += PANEL)
-            panel_product(a, row, 1, rows, data.data() + n0 * depth, width - n0 < PANEL ? width - n0 : PANEL,
+            panel_product(a, row, 1, rows, data + n0 * depth, width - n0 < PANEL ? width - n0 : PANEL,
                           depth, n0, width - n0 < PANEL ? width - n0 : PANEL, then);
     }
 };
@@ -107,12 +113,16 @@ struct Outer {
         for (int64_t k0 = 0; k0 < ins; k0 += PANEL) {
             int64_t columns = ins - k0 < PANEL ? ins - k0 : PANEL;
             for (int64_t r = 0; r < rows; ++r) std::memcpy(&right[r * columns], x(r) + k0, 4 * columns);
-            for (int64_t n0 = 0; n0 < outs; n0 += ROWS)
+            for (int64_t n0 = 0; n0 < outs; n0 += ROWS) {
+                for (int64_t m = ROWS; m < 2 * ROWS; ++m)
+                    for (int64_t k = k0; k < k0 + columns; k += LANES)
+                        __builtin_prefetch(dw + (n0 + m) * ins + k, 1);
                 panel_product(&left[n0 * rows], 1, ROWS, ROWS, right.data(), columns, rows, k0, columns,
                               [&](int64_t m, int64_t k, v16 c) {
                                   float* to = dw + (n0 + m) * ins + k;
                                   store(to, load(to) + c);
                               });
+            }
         }
     }
 };
