@@ -106,9 +106,14 @@ def _feedback_decodes(rows: Rows) -> str:
 
 
 def _accuracies(rows: Rows) -> str:
-    return _listed(
-        [f"{row['name']} {100 * row['accuracy']:.1f} % with {row['variables']} variables" for row in rows]
-    )
+    def one(row: dict[str, Any]) -> str:
+        smaller = f"{row['statements']} statements, {row['variables']} variables"
+        return (
+            f"{row['name']} of {row['sizes']['L']} layers {100 * row['accuracy']:.1f} % ({smaller}, after "
+            f"{row['programs']:,} programs and {row['cpu_seconds'] / 60:.0f} minutes of one core)"
+        )
+
+    return _listed([one(row) for row in rows])
 
 
 def _bits(rows: Rows) -> str:
@@ -179,7 +184,7 @@ CLAIMS = (
         "Programs of 100 statements can be followed: accuracy of printed values with 3 / 5 variables",
         "transformer of 8 layers 33.7 / 37.5 %, Feedback of 4 layers 99.1 / 92.6 %",
         "algorithmic",
-        "no command yet",
+        "python benchmarks/algorithmic.py",
         _accuracies,
     ),
     Claim(

@@ -114,8 +114,21 @@ def test_a_comparison(tmp_path):
     assert "max_tokens 64; seeds 1, 2; AVX512, 2 threads" in page
 
 
-@pytest.mark.parametrize(
-    "suite", sorted({claim.suite for claim in claims.CLAIMS} - {"comparison", "algorithmic"})
-)
+def test_a_smaller_task_is_named_as_such(tmp_path):
+    row = {
+        "name": "feedback",
+        "accuracy": 0.987,
+        "statements": 18,
+        "variables": 3,
+        "programs": 96000,
+        "cpu_seconds": 250.0,
+        "sizes": {"L": 3},
+    }
+    write(tmp_path, "algorithmic", [row])
+    wanted = "feedback of 3 layers 98.7 % (18 statements, 3 variables, after 96,000 programs and 4 minutes"
+    assert wanted in claims.table(tmp_path)
+
+
+@pytest.mark.parametrize("suite", sorted({claim.suite for claim in claims.CLAIMS} - {"comparison"}))
 def test_commands_name_suites(suite):
     assert (ROOT / "benchmarks" / f"{suite}.py").exists()

@@ -6,9 +6,51 @@ taken away. What remains is state: a value that changes from statement to statem
 
     postil train --experiment algorithmic --out runs/algorithmic
     postil train --experiment algorithmic --mixer multi-head-attention --out runs/parallel
-    postil sample runs/algorithmic --prompt "x = 4 ; y = 7 ; x ++ ; if x < y : y -- ; print y"
+    postil sample runs/algorithmic --prompt "x = 4 ; y = 7 ; z = 2 ; x ++ ; if x < y : y -- ; print y"
 
-![Share of printed values that were right, over programs read.](/benchmarks/results/algorithmic.json)
+[fan2020] train on programs of 100 statements and report that this share of the printed values is right:
+
+| | layers | 3 variables | 5 variables |
+| --- | --- | --- | --- |
+| parallel transformer | 8 | 33.7 % | 37.5 % |
+| Feedback Transformer | 4 | 99.1 % | 92.6 % |
+
+Theirs is a training for GPUs: width 256, 50,000 updates of 512 programs, a learning rate of 0.0001. Here
+everything is smaller, so that minutes on one processor core show the difference: three layers of width 64
+for both models, 18 statements, 32 programs in an update. `benchmarks/algorithmic.py` trains both on the same
+programs; what it finds is about these programs, not about those of the table, which are a matter of flags
+(`--data.statements 100 --model.seq_len 512`) and of time.
+
+## Try it
+
+Change a program and see which statements the model has followed. It was trained on three variables, all of
+which must be assigned at the beginning.
+
+```python notebook parameters
+mixer, updates = "feedback", 1200
+program = "x = 4 ; y = 7 ; z = 2 ; x ++ ; if x < y : y -- ; z ++ ; print y"
+```
+
+```python notebook
+from dataclasses import replace
+
+from postil.training.run import train
+
+small = replace(SETTINGS, mixer=mixer, updates=updates, out=f"runs/algorithmic-{mixer}")
+train(small, overwrite=True)
+```
+
+```python notebook
+from IPython.display import Image
+
+from postil.cli import main
+
+main(["info", small.out])
+main(["sample", small.out, "--prompt", program, "--temperature", "0"])
+Image(f"{small.out}/loss.png")
+```
+
+:requires: postil[plot]
 """
 
 from __future__ import annotations
@@ -18,6 +60,9 @@ from postil.training.settings import DataSettings, OptimizerSettings, TrainSetti
 
 __all__ = ["SETTINGS"]
 
+# A model that is given long programs at once learns to guess from the first values, and stays at that for a
+# long time. With one or two statements to follow it finds out what they do, in a few hundred cheap updates,
+# and needs only to go on when there are more. So the sequences grow.
 SETTINGS = TrainSettings(
     experiment="algorithmic",
     mixer="feedback",
