@@ -40,7 +40,7 @@ from postil.mixers.aft.local import skew
 from postil.mixers.aft.log_space import log_space_mean
 from postil.mixers.aft.sums import WindowState
 
-__all__ = ["AFTConv", "aft_conv", "aft_conv_reference", "gated_mean_reference", "standardise"]
+__all__ = ["AFTConv", "KernelLayer", "aft_conv", "aft_conv_reference", "gated_mean_reference"]
 
 BLOCK = 16
 
@@ -146,11 +146,8 @@ def standardise(
     return (scale[:, None] * shape + shift[:, None]).view(kernel.shape)
 
 
-class AFTConv(AFTLayer):
-    r"""AFT-conv with its four projections and one kernel of position biases a head.
-
-    The kernel ends at the query, or has its middle there if it is `centred`. That is a matter of biases only:
-    what may be read, the mask says.
+class KernelLayer(AFTLayer):
+    r"""A member of the family with one kernel of position biases a head, in any number of dimensions.
 
     Source: [zhai2021], Section 3.2. Deviation: the scale starts at 0 as the paper's does, so that training
     begins with AFT-simple; the raw kernels start as standard normal noise.
@@ -159,29 +156,49 @@ class AFTConv(AFTLayer):
         ValueError: `d_model` is not a multiple of `heads`, or a size is not a positive whole number.
     """
 
-    def __init__(
-        self, heads: int, d_model: int, kernel_size: int, bias: bool = True, *, centred: bool = False
-    ):
-        check_sizes(heads=heads, d_model=d_model, kernel_size=kernel_size)
+    def __init__(self, heads: int, d_model: int, shape: tuple[int, ...], bias: bool):
+        check_sizes(heads=heads, d_model=d_model)
         check_heads(d_model, heads)
         super().__init__(d_model, bias, keys=heads)
         self.heads = heads
-        self.centre = kernel_size // 2 if centred else kernel_size - 1
-        self.kernel = nn.Parameter(torch.empty(heads, kernel_size))
-        self.scale = nn.Parameter(torch.zeros(heads))
-        self.shift = nn.Parameter(torch.zeros(heads))
-        nn.init.normal_(self.kernel)
+        self.kernel = nn.Parameter(torch.empty(heads, *shape))
+        self.scale = nn.Parameter(torch.empty(heads))
+        self.shift = nn.Parameter(torch.empty(heads))
+        self._reset_kernel()
 
     def reset_parameters(self) -> None:
         r"""Draw the projections and kernels anew, and let the kernels start without effect."""
         super().reset_parameters()
+        self._reset_kernel()
+
+    def _reset_kernel(self) -> None:
         nn.init.normal_(self.kernel)
         nn.init.zeros_(self.scale)
         nn.init.zeros_(self.shift)
 
-    def biases(self) -> Float[Tensor, "H n"]:
-        r"""Give the kernels as they enter equation (1)."""
+    def biases(self) -> Float[Tensor, "H *n"]:
+        r"""Give the kernels as they enter the equation."""
         return standardise(self.kernel, self.scale, self.shift)
+
+
+class AFTConv(KernelLayer):
+    r"""AFT-conv with its four projections and one kernel of position biases a head.
+
+    The kernel ends at the query, or has its middle there if it is `centred`. That is a matter of biases only:
+    what may be read, the mask says.
+
+    Source: [zhai2021], Section 3.2. Deviation: as `KernelLayer`.
+
+    Raises:
+        ValueError: `d_model` is not a multiple of `heads`, or a size is not a positive whole number.
+    """
+
+    def __init__(
+        self, heads: int, d_model: int, kernel_size: int, bias: bool = True, *, centred: bool = False
+    ):
+        check_sizes(kernel_size=kernel_size)
+        super().__init__(heads, d_model, (kernel_size,), bias)
+        self.centre = kernel_size // 2 if centred else kernel_size - 1
 
     def operands(
         self, *, query: Tensor, key: Tensor, value: Tensor, mask: MaskLike = None

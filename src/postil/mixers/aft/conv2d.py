@@ -25,13 +25,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from postil.masks import Mask, MaskLike, dense_mask
-from postil.mixer import check_heads, check_sizes
-from postil.mixers.aft.conv import gated_mean_reference, standardise
+from postil.mixer import check_sizes
+from postil.mixers.aft.conv import KernelLayer, gated_mean_reference
 from postil.mixers.aft.gated_mean import Reach, gated_mean
-from postil.mixers.aft.layer import AFTLayer, hide_keys
+from postil.mixers.aft.layer import hide_keys
 from postil.mixers.aft.log_space import log_space_mean
 from postil.mixers.aft.sums import WindowState
 
@@ -110,41 +110,28 @@ def _lines(q: Tensor, k: Tensor, v: Tensor, kernel: Tensor, width: int, start: i
 
 
 # ## The module
-class AFTConv2d(AFTLayer):
+class AFTConv2d(KernelLayer):
     r"""AFT-conv for pictures of a given width, with square kernels of odd size.
 
-    Source: [zhai2021], Section 3.2. Deviation: as `AFTConv`.
+    Source: [zhai2021], Section 3.2. Deviation: as `KernelLayer`.
 
     Raises:
         ValueError: `d_model` is not a multiple of `heads`, the kernel is even, or a size is out of range.
     """
 
     def __init__(self, heads: int, d_model: int, width: int, kernel_size: int, bias: bool = True):
-        check_sizes(heads=heads, d_model=d_model, width=width, kernel_size=kernel_size)
-        check_heads(d_model, heads)
+        check_sizes(width=width, kernel_size=kernel_size)
         if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size={kernel_size} must be odd: a kernel has its centre at the query")
-        super().__init__(d_model, bias, keys=heads)
-        self.heads = heads
+        super().__init__(heads, d_model, (kernel_size, kernel_size), bias)
         self.width = width
-        self.kernel = nn.Parameter(torch.empty(heads, kernel_size, kernel_size))
-        self.scale = nn.Parameter(torch.zeros(heads))
-        self.shift = nn.Parameter(torch.zeros(heads))
-        nn.init.normal_(self.kernel)
-
-    def reset_parameters(self) -> None:
-        r"""Draw the projections and kernels anew, and let the kernels start without effect."""
-        super().reset_parameters()
-        nn.init.normal_(self.kernel)
-        nn.init.zeros_(self.scale)
-        nn.init.zeros_(self.shift)
 
     def operands(
         self, *, query: Tensor, key: Tensor, value: Tensor, mask: MaskLike = None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, Mask]:
         r"""Check, hide padding, project: the arguments of `aft_conv2d` and `aft_conv2d_reference`."""
         q, k, v, rules = self.project(query, key, value, mask)
-        return q, k, v, standardise(self.kernel, self.scale, self.shift), self.width, rules
+        return q, k, v, self.biases(), self.width, rules
 
     def mix(self, *operands: Any) -> Tensor:
         r"""Compute `aft_conv2d`."""

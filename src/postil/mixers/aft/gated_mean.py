@@ -117,12 +117,10 @@ def _walk_back(
     ]
     if reach.pairs:
         return torch.stack([pull_all_pairs(*tile, bias[0, 0], reach) for tile in tiles]).sum(0)[None, None]
-    near, beyond = _weights(bias, reach.far, rows.den.dtype)
-    side = KeySide(near, beyond, reach, rows.q.shape[0], k.shape[0], chunk)
+    side = KeySide(*_weights(bias, reach.far, rows.den.dtype), reach, rows.q.shape[0], k.shape[0], chunk)
     for tile in tiles:
         pull(*tile, side, reach)
-    # Where nothing may be read the product of gradients means nothing, and may be infinite.
-    return side.sorted_by_query(near).masked_fill(near == 0, 0.0) * near
+    return side.bias_gradient(_weights(bias, reach.far, rows.den.dtype)[0])
 
 
 # ## One differentiable function
@@ -161,33 +159,14 @@ def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, numbers: list[int]) -> tupl
     schema="(Tensor g, Tensor q, Tensor k, Tensor v, Tensor bias, Tensor y, Tensor den, Tensor references,"
     " int[] numbers) -> (Tensor, Tensor, Tensor, Tensor)",
 )
-def _backward_op(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    y: Tensor,
-    den: Tensor,
-    references: Tensor,
-    numbers: list[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _backward_op(g: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, *found: Any) -> tuple[Tensor, ...]:
+    y, den, references, numbers = found
     return _backward(Outcome(g, q, y, den), k, v, bias, references, _reach(numbers))
 
 
 @_backward_op.register_fake
-def _(
-    g: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor,
-    y: Tensor,
-    den: Tensor,
-    references: Tensor,
-    numbers: list[int],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), bias.new_empty(bias.shape)
+def _(g: Tensor, *forward: Any) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(x.shape) for x in forward[:4])
 
 
 one_sample_at_a_time(_forward_op)
@@ -204,18 +183,8 @@ class _Gradients(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        g: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        bias: Tensor,
-        y: Tensor,
-        den: Tensor,
-        references: Tensor,
-        numbers: list[int],
-    ) -> Any:
-        return _backward_op(g, q, k, v, bias, y, den, references, numbers)
+    def forward(*arguments: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _backward_op(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -239,10 +208,8 @@ class _GatedMean(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        q: Tensor, k: Tensor, v: Tensor, bias: Tensor, numbers: list[int]
-    ) -> Any:
-        return _forward_op(q, k, v, bias, numbers)
+    def forward(*arguments: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return _forward_op(*arguments)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -252,6 +219,5 @@ class _GatedMean(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        q, k, v, bias, y, den, references = ctx.saved_tensors
-        found = _Gradients.apply(gradients[0], q, k, v, bias, y, den, references, ctx.numbers)
+        found = _Gradients.apply(gradients[0], *ctx.saved_tensors, ctx.numbers)
         return (*found, None)

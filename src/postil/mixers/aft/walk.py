@@ -24,11 +24,11 @@ __all__ = [
     "TINY",
     "Buffer",
     "Reach",
+    "add_near",
     "after",
     "before",
     "chunk_rows",
     "fill",
-    "near_product",
     "peak_of",
     "push",
     "reference",
@@ -40,9 +40,13 @@ __all__ = [
 # A key may exceed the reference by this much before it needs a new one. It leaves room for sums over millions
 # of rows, and for the quotients of the backward pass.
 HEADROOM = 20.0
+# Keys of an ordinary model need no reference: one this near to 0 is taken as 0, and nothing is subtracted.
+CALM = 8.0
 # Below this denominator, weights that matter may have been flushed to zero: such rows are redone elsewhere.
 TINY = 1e-25
-ROWS, COLUMNS = 128, 2048
+ROWS, COLUMNS = 256, 1024
+# Powers of two are twice as quick in PyTorch as those of $e$, the extra product included.
+LOG2E = 1 / math.log(2)
 
 
 class Reach(NamedTuple):
@@ -65,7 +69,7 @@ class Reach(NamedTuple):
 # Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call.
 def chunk_rows(c: int, reach: Reach, length: int, width: int) -> int:
     r"""Rows of a chunk `width` columns wide: whole blocks; enough that only neighbouring chunks overlap."""
-    rows = min(max(ROWS, ROWS * COLUMNS // max(width, 1)), 4 * ROWS, length)
+    rows = min(max(ROWS, ROWS * COLUMNS // max(width, 1)), max(ROWS, min(4 * ROWS, length // 4)), length)
     return c * -(-max(rows, reach.left + reach.right, 1) // c)
 
 
@@ -81,7 +85,9 @@ class Buffer:
 
     def __init__(self, v: Tensor, rows: int, overlap: int, dtype: torch.dtype):
         _, n, heads, self.e = v.shape
-        self.data = v.new_zeros(heads, rows + overlap, n * (1 + self.e), dtype=dtype)
+        width = n * (1 + self.e)
+        # Rows a power of two apart would share the same few lines of the processor's cache.
+        self.data = v.new_zeros(heads, rows + overlap, width + 32, dtype=dtype)[..., :width]
         self.den, self.num = split(self.data, n)
         self.rows, self.overlap = rows, overlap
 
@@ -113,8 +119,8 @@ class Buffer:
     def windows(self, head: int, blocks: int, c: int, height: int) -> Tensor:
         r"""View rows as overlapping windows, one every `c` rows, `[blocks, height, N + N E]`."""
         data = self.data[head]
-        width = data.shape[1]
-        return data.as_strided((blocks, height, width), (c * width, width, 1), data.storage_offset())
+        step = data.stride(0)
+        return data.as_strided((blocks, height, data.shape[1]), (c * step, step, 1), data.storage_offset())
 
 
 def split(columns: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -122,12 +128,11 @@ def split(columns: Tensor, n: int) -> tuple[Tensor, Tensor]:
     return columns[..., :n].permute(1, 2, 0), columns[..., n:].unflatten(-1, (n, -1)).permute(1, 2, 0, 3)
 
 
-def near_product(weights: Tensor, buffer: Buffer) -> Tensor:
-    r"""Multiply each block's weights with its window of rows, `[H, blocks, C, N + N E]`."""
-    heads, blocks, c, height = weights.shape
-    out = weights.new_empty(heads, blocks, c, buffer.data.shape[2])
-    for head in range(heads):
-        torch.bmm(weights[head], buffer.windows(head, blocks, c, height), out=out[head])
+def add_near(out: Tensor, weights: Tensor, buffer: Buffer) -> Tensor:
+    r"""Add each block's weights times its window of rows to `out`, `[H, blocks, C, N + N E]`; return it."""
+    _, blocks, c, height = weights.shape
+    for head, far in enumerate(out):
+        far.baddbmm_(weights[head], buffer.windows(head, blocks, c, height))
     return out
 
 
@@ -153,11 +158,15 @@ def fill(buffer: Buffer, at: int, k: Tensor, v: Tensor, m: Tensor, *, hide: bool
     r"""Write $e^{k - m}$ and $e^{k - m} v$ into the rows from `at` on."""
     rows = slice(at, at + k.shape[0])
     e = buffer.den[rows]
-    torch.sub(k, m, out=e)
-    # Only rows before such a key are kept, so it must not overflow in the product for them.
-    if hide:
-        e.masked_fill_(e > HEADROOM, -math.inf)
-    e.exp_()
+    if k.dtype == e.dtype and not (hide or bool(m.any())):
+        torch.mul(k, LOG2E, out=e)
+    else:
+        torch.sub(k, m, out=e)
+        # Only rows before such a key are kept, so it must not overflow in the product for them.
+        if hide:
+            e.masked_fill_(e > HEADROOM, -math.inf)
+        e.mul_(LOG2E)
+    e.exp2_()
     torch.mul(e[..., None], v, out=buffer.num[rows])
 
 
@@ -241,12 +250,16 @@ def reference(seen: Tensor, keys: Tensor) -> Tensor:
     r"""Give a finite reference: the largest key `seen`, else the first of the chunk's own `keys`."""
     unseen = seen == -math.inf
     if not bool(unseen.any()):
-        return seen
+        return _calm(seen)
     if keys.shape[0]:
         real = keys > -math.inf
         first = keys[0] if bool(real[0].all()) else keys.gather(0, real.to(torch.uint8).argmax(0)[None])[0]
         seen = torch.where(unseen, first.to(seen.dtype), seen)
-    return seen.masked_fill(seen == -math.inf, 0.0)
+    return _calm(seen.masked_fill(seen == -math.inf, 0.0))
+
+
+def _calm(m: Tensor) -> Tensor:
+    return m.masked_fill(m.abs() <= CALM, 0.0)
 
 
 def _open(buffer: Buffer, k: Tensor, v: Tensor, m: Tensor, reach: Reach) -> Tensor:
@@ -270,7 +283,8 @@ def _later(k: Tensor, v: Tensor, m: Tensor, reach: Reach, length: int, c: int, r
 
 # All sums shrink when their reference is lifted.
 def _lift(old: Tensor, new: Tensor, buffer: Buffer, base: Tensor) -> Tensor:
-    base.mul_(buffer.scale(torch.exp((old - new).clamp_max(0.0)), 0))
+    if not torch.equal(old, new):
+        base.mul_(buffer.scale(torch.exp((old - new).clamp_max(0.0)), 0))
     return new
 
 
@@ -280,7 +294,7 @@ def rise(m: Tensor, peak: Tensor, keys: Tensor, den: Tensor) -> tuple[Tensor, Te
     r"""Raise the references that a key exceeds: return the rows to begin again at, and the new references."""
     rises = peak - m > HEADROOM
     first = (keys - m > HEADROOM).to(torch.uint8).argmax(0)
-    raised = torch.where(rises, keys.gather(0, first[None])[0].to(m.dtype), m)
+    raised = torch.where(rises, _calm(keys.gather(0, first[None])[0].to(m.dtype)), m)
     # What a rising reference flushes is marked: the mean is good, its gradients must be redone.
     fine = den >= TINY
     den.mul_(torch.exp(m - raised))
@@ -292,13 +306,11 @@ def _read(
     buffer: Buffer, near: Tensor, beyond: Tensor, base: Tensor, ahead: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     _, blocks, c, _ = near.shape
-    out = near_product(near, buffer)
     sums = buffer.blocks(0, blocks, c).sum(2)
     far = before(base, sums)
     if ahead is not None:
         far += after(ahead, buffer.blocks(buffer.overlap, blocks, c).sum(2))
-    out.addcmul_(beyond, far[:, :, None])
-    return out.flatten(1, 2), sums
+    return add_near(beyond * far[:, :, None], near, buffer).flatten(1, 2), sums
 
 
 def write(out: Tensor, q: Tensor, y: Tensor, den: Tensor, begin: Tensor | None) -> None:
