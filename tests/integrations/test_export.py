@@ -80,11 +80,18 @@ def test_every_model_is_exported_or_says_why_not(name, to, tmp_path):
 
 # A window lets the state forget at a length that the example has not reached: nothing may be written that is
 # right only before.
-def test_a_model_that_cannot_be_exported_says_so(tmp_path):
-    make_run("multi-head-attention", tmp_path / "run", options={"window": 4})
+@pytest.mark.parametrize(
+    ("mixer", "reason"),
+    [
+        ("multi-head-attention", "backbone.0.start in its state is"),
+        ("feedback", "backbone.stop in its state is"),
+    ],
+)
+def test_a_model_that_cannot_be_exported_says_so(mixer, reason, tmp_path):
+    make_run(mixer, tmp_path / "run", options={"window": 4})
     done = export(tmp_path / "run", "torch", tmp_path / "out")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "multi-head-attention cannot be exported to torch: backbone.0.start" in done.stderr
+    assert f"{mixer} cannot be exported to torch: {reason}" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -7,6 +7,15 @@ and outputs by name, of any length. `export.json` beside them says the rest, the
 Tracing replaces a number by a constant wherever the code made a decision with it. So no graph is written
 before it has computed what the model computes, at several lengths and batch sizes. Where no `prefill` of any
 length can be had, `export.json` says so: a prompt is then read by `prefill` of one token, then by `step`.
+
+| model | `step` | `prefill` |
+| --- | --- | --- |
+| attention | any batch and text | any batch and text, at once |
+| AFT, each member | any batch and text | any batch and text, by a loop of steps in the graph |
+| Feedback Transformer, both forms | any batch and text | one token |
+| any of them with a window on its memory | refused | refused |
+
+A window makes a state forget from some length on, which a graph made of one length would not know.
 """
 
 from __future__ import annotations
