@@ -123,7 +123,7 @@ def sizes(s: ModelSettings) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
+    parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="2 needs a quiet machine")
     arguments = parser.parse_args()
@@ -144,8 +144,7 @@ def main() -> None:
     for measure in measurements:
         rows.append(measure())
         print(rows[-1], flush=True)
-        if not arguments.quick:
-            write_results("transformer", rows)
+        write_results("transformer-quick" if arguments.quick else "transformer", rows)
 
 
 if __name__ == "__main__":

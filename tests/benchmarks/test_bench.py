@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
-
-import pytest
 
 from postil.cli import bench, main
 
@@ -27,13 +26,15 @@ def repository(tmp_path: Path, rows: list | None = None) -> Path:
 
 def test_ratios_of_rows():
     row = ROW | {"ratio": {"median": 1.5, "quartiles": [1.4, 1.6]}, "times": {"a": {"median": 9.0}}}
-    assert bench.ratios(row) == [("forward", "T=256 B=32 D=256 threads=1", 1.5)]
+    assert bench.ratios(row) == [("forward", "T=256 B=32 D=256", 1.5)]
     row = ROW | {"over_linear_layers": {"median": 1.2}, "times_slower_than_AFTLocal": {"peer": 3, "own": 1.0}}
     assert [(what, ratio) for what, _, ratio in bench.ratios(row)] == [
         ("forward, over_linear_layers", 1.2),
         ("forward, times slower than AFTLocal: peer", 3.0),
         ("forward, times slower than AFTLocal: own", 1.0),
     ]
+    row = ROW | {"what": "memory", "name": "peer", "bytes": 9, "units_of_TBD": 3.5, "threads": 2}
+    assert bench.ratios(row) == [("memory: peer", "T=256 B=32 D=256 threads=2", 3.5)]
     row = {"what": "decoding", "sizes": {"D": 8, "L": 2}, "ratio": {"median": 2.0}, "seconds": {"a": 1.0}}
     assert bench.ratios(row) == [("decoding", "D=8 L=2", 2.0)]
 
@@ -52,6 +53,7 @@ def test_results_are_shown_and_drawn(tmp_path, monkeypatch, capsys):
 def test_suites_and_results_are_found(tmp_path):
     root = repository(tmp_path, [])
     (root / "benchmarks/results/transformer.json").write_text("{}")
+    (root / "benchmarks/results/aft-images.json").write_text("{}")
     assert bench.suites(root) == ["aft"]
     assert [path.name for path in bench.results("aft", root)] == ["aft-quick.json"]
     assert bench.suites(tmp_path / "elsewhere") == []
@@ -84,15 +86,44 @@ def test_a_suite_runs_in_the_peers_environment(tmp_path, monkeypatch):
     assert bench._measure("aft", ["--fail"]) == 7
 
 
-def test_gpu_script_says_when_there_is_no_gpu(tmp_path):
-    torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+def gpu(tmp_path: Path, python: str, *options: str) -> subprocess.CompletedProcess:
+    """Run the script with a Python that only writes down what it was asked to run."""
     fake = tmp_path / "python"
-    fake.write_text("#!/bin/sh\nexit 1\n")
+    fake.write_text(f"#!/bin/sh\n{python}\n")
     fake.chmod(0o755)
     script = Path(__file__).parents[2] / "benchmarks/gpu.sh"
-    done = subprocess.run(
-        ["sh", script], env={"PYTHON": str(fake), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
-    )
-    assert done.returncode == 2 and "finds no GPU" in done.stderr
+    environment = {"PYTHON": str(fake), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(["sh", script, *options], env=environment, capture_output=True, text=True)
+
+
+# The second question that the script asks is whether torch finds a GPU.
+NO_GPU = """case "$*" in *is_available*) exit 1 ;; -c*) exit 0 ;; esac; echo "ran $*" """
+
+
+def test_gpu_script_says_what_it_needs(tmp_path):
+    done = gpu(tmp_path, NO_GPU)
+    assert done.returncode == 2 and "finds no GPU" in done.stderr and "--quick" in done.stderr
+    done = gpu(tmp_path, "exit 1")
+    assert done.returncode == 2 and "has no torch" in done.stderr
+    assert gpu(tmp_path, NO_GPU, "--slow").returncode == 2
+
+
+def test_gpu_script_runs_every_suite(tmp_path):
+    for options, python in ((["--quick"], NO_GPU), ([], 'case "$1" in -c) ;; *) echo "ran $*" ;; esac')):
+        done = gpu(tmp_path, python, *options)
+        assert done.returncode == 0, done.stderr
+        ran = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ran")]
+        assert sorted(name.split("/")[1][:-3] for name, *_ in ran) == sorted(bench.SUITES)
+        for name, *flags in ran:
+            source = (Path(__file__).parents[2] / name).read_text()
+            assert all(f'"{flag}"' in source for flag in flags if flag.startswith("--"))
+    # One that fails takes no other with it, and is counted.
+    done = gpu(tmp_path, 'case "$*" in *aft.py*) exit 3 ;; -c*) ;; *) echo "ran $*" ;; esac')
+    assert done.returncode == 1 and "benchmarks/aft.py ended with 3" in done.stderr
+    assert done.stdout.count("ran ") == len(bench.SUITES) - 1
+
+
+def test_gpu_script_ends_in_time():
+    script = (Path(__file__).parents[2] / "benchmarks/gpu.sh").read_text()
+    limits = {name: int(limit) for limit, name in re.findall(r"run (\d+) (benchmarks/\w+\.py)", script)}
+    assert len(limits) == len(bench.SUITES) and sum(limits.values()) < 8 * 60

@@ -19,7 +19,7 @@ from rich.table import Table
 __all__ = ["run"]
 
 REPOSITORY = Path(__file__).parents[3]
-NOT_SUITES = ("measure", "claims", "scaling")
+SUITES = ("attention", "aft", "feedback", "transformer", "decode", "memory")
 
 
 def run(argv: list[str]) -> int:
@@ -41,9 +41,7 @@ def run(argv: list[str]) -> int:
             return code
     found = results(arguments.suite)
     if not found:
-        raise ValueError(
-            f"there are no results of {arguments.suite} yet; run it without --show, or without --quick"
-        )
+        raise ValueError(f"there are no results of {arguments.suite} yet; run it without --show")
     for path in found:
         _show(path)
     return 0
@@ -51,14 +49,14 @@ def run(argv: list[str]) -> int:
 
 def suites(repository: Path = REPOSITORY) -> list[str]:
     r"""Name the suites of this checkout; an installed package has none."""
-    found = (path.stem for path in sorted((repository / "benchmarks").glob("*.py")))
-    return [name for name in found if name not in NOT_SUITES]
+    return [name for name in SUITES if (repository / "benchmarks" / f"{name}.py").exists()]
 
 
 def results(suite: str, repository: Path = REPOSITORY) -> list[Path]:
     r"""Give the files of results that a suite has written."""
-    folder = repository / "benchmarks/results"
-    return sorted(path for path in folder.glob("*.json") if path.stem.split("-")[0] == suite)
+    kinds = ("", "-quick", "-cuda", "-quick-cuda")
+    found = (repository / "benchmarks/results" / f"{suite}{kind}.json" for kind in kinds)
+    return [path for path in found if path.exists()]
 
 
 # Peers pin versions of their own, and never come into our environment.
@@ -91,17 +89,21 @@ def _show(path: Path) -> None:
         console.print("a plot needs matplotlib: pip install 'postil[plot]'", style="yellow", markup=False)
 
 
-SIZES = ("T", "B", "D", "L", "H", "d_ff", "window", "threads")
+SIZES = ("after", "T", "B", "D", "L", "H", "d_ff", "window", "threads")
 
 
 # Suites write rows of different kinds; what they share is that a ratio is a number, or a table with a median,
-# under a name that says of what.
+# under a name that says of what. Memory is a ratio too: to a tensor of the input's size.
 def ratios(row: dict[str, Any]) -> list[tuple[str, str, float]]:
     r"""Find the ratios of a row: what was measured, at which sizes, and the median."""
     given = {**row, **row.get("sizes", {})}
-    sizes = " ".join(f"{name}={given[name]}" for name in SIZES if name in given)
+    sizes = " ".join(
+        f"{name}={given[name]}" for name in SIZES if name in given and (name, given[name]) != ("threads", 1)
+    )
     what = str(row.get("what", ""))
     found: list[tuple[str, str, float]] = []
+    if "units_of_TBD" in row:
+        found.append((f"{what}: {row['name']}", sizes, float(row["units_of_TBD"])))
     for name, value in row.items():
         if name in ("sizes", "times", "seconds") or not isinstance(value, dict):
             continue
@@ -113,6 +115,7 @@ def ratios(row: dict[str, Any]) -> list[tuple[str, str, float]]:
     return found
 
 
+# On a logarithmic axis a bar has no natural beginning but 1: there both sides are equal.
 def draw(lines: list[tuple[str, str, float]], path: Path) -> Path:
     r"""Draw ratios as bars on a logarithmic axis, so that twice and half are equally far from 1."""
     from matplotlib import rc_context
@@ -121,12 +124,17 @@ def draw(lines: list[tuple[str, str, float]], path: Path) -> Path:
     figure = Figure(figsize=(10, 1 + 0.28 * len(lines)), layout="constrained")
     axes = figure.subplots()
     labels = [f"{what}  {sizes}" for what, sizes, _ in lines]
-    axes.barh(range(len(lines)), [max(ratio, 1e-3) for _, _, ratio in lines], color="#0550ae")
+    values = [max(ratio, 1e-3) for _, _, ratio in lines]
+    bars = axes.barh(range(len(lines)), [value - 1 for value in values], left=1, color="#0550ae")
+    axes.bar_label(bars, [f"{value:.2f}" for value in values], padding=4, fontsize=7, color="#57606a")
     axes.set_yticks(range(len(lines)), labels, fontsize=7)
-    axes.set(xscale="log", xlabel="ratio")
+    axes.set(xscale="log", xlabel="ratio", ylim=(len(lines) - 0.4, -0.6))
+    axes.margins(x=0.12)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
     axes.axvline(1.0, color="#1f2328", linewidth=1)
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
     with rc_context({"svg.hashsalt": "postil"}):
         figure.savefig(path, metadata={"Date": None})
     return path
