@@ -101,16 +101,19 @@ def test_the_feedback_transformer(tmp_path):
 
 
 def test_a_comparison(tmp_path):
-    row = {"name": "aft-local", "parameters": 1000, "bits": {"mean": 2.0, "deviation": 0.05}}
+    row = {"mixer": "aft-local", "name": "aft-local", "parameters": 1000, "state_bytes": 512}
+    row |= {"bits": {"mean": 2.0, "deviation": 0.05}}
+    other = row | {"mixer": "feedback", "name": "feedback", "state_bytes": 2048}
     document = {
         "machine": {"device": "AVX512", "threads": 2},
         "budget": {"max_tokens": 64},
         "seeds": [1, 2],
-        "contenders": [row],
+        "contenders": [row, other],
     }
     (tmp_path / "comparison.json").write_text(json.dumps(document))
     page = claims.table(tmp_path)
-    assert "aft-local 2.000 ± 0.050 (1,000 parameters)" in page
+    assert "| aft-local 2.000 ± 0.050 (1,000 parameters) |" in page
+    assert "| feedback 2.000 ± 0.050 (1,000 parameters) |" in page and "| feedback 2.0 kB |" in page
     assert "max_tokens 64; seeds 1, 2; AVX512, 2 threads" in page
 
 
@@ -129,6 +132,17 @@ def test_a_smaller_task_is_named_as_such(tmp_path):
     assert wanted in claims.table(tmp_path)
 
 
+def test_attention_and_pictures(tmp_path):
+    row = {"what": "forward+backward", "D": 256, "rounds": 5, "B": 8}
+    times = {256: 1.0, 1024: 8.0}
+    rows = [{**row, "T": t, "times": {"MultiHeadAttention": spread(time)}} for t, time in times.items()]
+    write(tmp_path, "attention", rows)
+    write(tmp_path, "aft-images", [{"name": "conv-2d", "bits_per_dimension": 2.1}])
+    page = claims.table(tmp_path)
+    assert "| 1.00 at T = 256; 2.00 at T = 1,024 |" in page
+    assert "| conv-2d 2.100 |" in page
+
+
 @pytest.mark.parametrize("suite", sorted({claim.suite for claim in claims.CLAIMS} - {"comparison"}))
-def test_commands_name_suites(suite):
-    assert (ROOT / "benchmarks" / f"{suite}.py").exists()
+def test_commands_name_scripts(suite):
+    assert (ROOT / "benchmarks" / f"{suite.replace('-', '_')}.py").exists()
