@@ -169,7 +169,7 @@ def test_an_example_may_stand_in_the_last_note(tmp_path):
     assert run_example(project, page).plots == {"By name": {"a": 3.0, "b": 1.0}}
     build_site(project, tmp_path / "site", run=True)
     html = (tmp_path / "site/one.html").read_text()
-    assert 'aria-label="By name: a 3.00, b 1.00"' in html and '<div class="row prose"' in html
+    assert 'aria-label="By name: a 3, b 1"' in html and '<div class="row prose"' in html
 
 
 def test_a_negative_number_is_told_by_its_form():

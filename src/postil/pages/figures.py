@@ -212,15 +212,15 @@ def bars(values: dict[str, float], label: str) -> str:
     high = max(*values.values(), 0.0) or 1.0
     lines = []
     for i, (name, value) in enumerate(values.items()):
-        y, length = 22 * i, 150 * max(value, 0.0) / high
+        y, length = 24 * i, 110 * max(value, 0.0) / high
         lines.append(
-            f'<text x="82" y="{y + 14}" text-anchor="end">{html.escape(name)}</text>'
-            f'<rect x="90" y="{y + 2}" width="{length:.1f}" height="16" fill="currentColor"/>'
-            f'<text x="{96 + length:.1f}" y="{y + 14}">{value:.2f}</text>'
+            f'<text x="54" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>'
+            f'<rect x="60" y="{y + 3}" width="{length:.1f}" height="16" fill="currentColor"/>'
+            f'<text x="{65 + length:.1f}" y="{y + 15}">{_short(value)}</text>'
         )
-    name = html.escape(label + ": " + ", ".join(f"{name} {value:.2f}" for name, value in values.items()))
+    name = html.escape(label + ": " + ", ".join(f"{name} {_short(value)}" for name, value in values.items()))
     return (
-        f'<svg class="bars" viewBox="0 0 280 {22 * len(values)}" role="img" aria-label="{name}">'
+        f'<svg class="bars" viewBox="0 0 224 {24 * len(values)}" role="img" aria-label="{name}">'
         f"{''.join(lines)}</svg>"
     )
 

@@ -64,7 +64,8 @@ def code_lines(source: Source, terms: dict[str, str]) -> list[str]:
     return [_line(line) for line in lines[: len(source.lines)]] + [""] * (len(source.lines) - len(lines))
 
 
-# The two most frequent kinds have elements of their own, shorter than one with a class.
+# The two most frequent kinds have elements of their own, shorter than one with a class. A page of code has
+# some hundred of the others, so their classes go without quotes, as HTML allows.
 _ELEMENTS = {"k": ("<b>", "</b>"), "p": ("<var>", "</var>"), "": ("", "")}
 
 
@@ -77,7 +78,7 @@ def _line(pieces: Sequence[tuple[str, str]]) -> str:
             merged.append((kind, [text]))
     written = []
     for kind, texts in merged:
-        before, after = _ELEMENTS.get(kind, (f'<i class="{kind}">', "</i>"))
+        before, after = _ELEMENTS.get(kind, (f"<i class={kind}>", "</i>"))
         written.append(before + html.escape("".join(texts), False) + after)
     return "".join(written)
 

@@ -106,6 +106,6 @@ __all__ = [
 # On a text, all members side by side, and what their biases have become:
 #
 # ```sh
-# postil compare aft-full aft-local aft-conv aft-simple --experiment demo --max-time 60 --out runs/aft
+# postil compare aft-full aft-local aft-conv aft-simple --max-time 60 --out runs/aft
 # postil show runs/aft/aft-local/seed-1 --prompt "It is the east, and Juliet is the sun."
 # ```

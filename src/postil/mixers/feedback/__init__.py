@@ -1,4 +1,4 @@
-r"""The Feedback Transformer [fan2020]: every layer reads what all layers wrote at earlier positions.
+r"""The Feedback Transformer: every layer reads what all layers wrote at earlier positions.
 
 A transformer computes one layer at all positions at once, and pays for it: layer $l$ can read only what layer
 $l-1$ has made of the past. The best it knows of an earlier position, the output of the highest layer, is out
@@ -87,6 +87,6 @@ __all__ = [
 # On a text, and the same pictures of what was learnt there:
 #
 # ```sh
-# postil train --experiment feedback --model.d_model 128 --model.d_ff 512 --max-time 300 --out runs/feedback
+# postil train --mixer feedback --max-time 300 --out runs/feedback
 # postil show runs/feedback --prompt "It is the east, and Juliet is the sun."
 # ```

@@ -12,7 +12,7 @@
   const themeButton = make("button", { type: "button" });
   const currentTheme = () => document.documentElement.dataset.theme || "auto";
   const labelTheme = () => {
-    themeButton.textContent = `${themeWord}: ${themeNames[themes.indexOf(currentTheme())]}`;
+    themeButton.textContent = `${themeWord}${themeNames[themes.indexOf(currentTheme())]}`;
   };
   const nextTheme = () => {
     const theme = themes[(themes.indexOf(currentTheme()) + 1) % 3];
