@@ -56,8 +56,8 @@ __all__ = [
 # ## What to try next
 #
 # Four symbols again and again: what comes next stood three positions before the one that asks. After 100
-# updates both heads of layer 2 read just there. A memory needs little beside the input of its position here;
-# a task that asks for what was *computed* earlier moves the mixture upwards.
+# updates both heads of layer 2 read just there. A memory is mostly the input of its position, for the task
+# asks for no more. Which task would move the mixture up to the layers?
 #
 # ```python example T=16 B=16 D=24
 # import torch
