@@ -78,6 +78,28 @@ def test_train_sample_info(trained: Path, capsys) -> None:
     assert capsys.readouterr().out == first
 
 
+def test_a_run_on_programs_answers_a_prompt(tmp_path: Path, capsys) -> None:
+    out = tmp_path / "programs"
+    sizes = ["--model.seq_len=40", "--data.statements=6", "--data.variables=2", "--seq_len_from=20"]
+    assert main(["train", "--experiment=algorithmic", f"--out={out}", "--updates=2", *TINY[:3], *sizes]) == 0
+    shown = capsys.readouterr().out
+    assert "bits per printed value" in shown and "% right; the run is in" in shown
+    assert main(["info", str(out)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "programs, 25 kinds, without end for training" in shown
+    assert "bits per printed value at update 2" in shown and "% right" in shown
+    prompt = "x = 4 ; y = 2 ; x ++ ; print x"
+    assert main(["sample", str(out), "--prompt", prompt, "--temperature=0"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(prompt + " ") and len(said.split()) == len(prompt.split()) + 1
+    assert "'w' at position 0" in fails(capsys, "sample", str(out), "--prompt", "w = 4 ; print w")
+
+
+def test_pictures_have_a_command_of_their_own(capsys) -> None:
+    error = fails(capsys, "train", "--experiment", "aft-images")
+    assert "python -m postil.experiments.aft_images" in error
+
+
 def test_info_without_a_run_says_which_form_computes(capsys) -> None:
     assert main(["info"]) == 0
     shown = " ".join(capsys.readouterr().out.split())

@@ -45,7 +45,8 @@ def run(argv: list[str]) -> int:
     shown = visible if sys.stdout.isatty() else str
     ids = saved.tokenizer.encode(prompt).tolist()
     # A model of programs has learnt to say what a program prints, and not how it goes on after that.
-    tokens = arguments.tokens or (1 if saved.tokenizer.kind == "programs" else 500)
+    usual = 1 if saved.tokenizer.kind == "programs" else 500
+    tokens = usual if arguments.tokens is None else arguments.tokens
     words = stream(saved.model, [ids], tokens=tokens, sampler=sampler, seed=arguments.seed)
     text = saved.tokenizer.stream()
     print(shown(prompt), end="", flush=True)

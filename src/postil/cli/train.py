@@ -16,6 +16,8 @@ from postil.training.settings import TrainSettings, settings_from_dict
 
 __all__ = ["run"]
 
+PICTURES = "aft-images"
+
 
 def run(argv: list[str]) -> int:
     r"""Train a model: defaults, then the experiment, then the configuration file, then the flags."""
@@ -63,6 +65,11 @@ def _defaults(argv: list[str]) -> TrainSettings:
             ) from None
     if name is None:
         return TrainSettings()
+    if name == PICTURES:
+        raise ValueError(
+            f"experiment={name!r} is of pictures, not of tokens that a text could have, and has a command of "
+            f"its own: python -m postil.experiments.aft_images"
+        )
     if name not in EXPERIMENTS:
         raise ValueError(f"experiment={name!r} is not known; there are {', '.join(EXPERIMENTS)}")
     return EXPERIMENTS[name]

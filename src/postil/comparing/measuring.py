@@ -74,7 +74,9 @@ def _session(settings: TrainSettings) -> Session:
 
 def _update(session: Session) -> int:
     session.loss.train()
-    return train_update(session)[0].tokens
+    before = session.progress.tokens
+    train_update(session)
+    return session.progress.tokens - before
 
 
 # No more tokens than the model has positions for: beyond them it would have to read the end of the text anew

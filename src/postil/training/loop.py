@@ -77,6 +77,17 @@ class Session:
     flops_per_token: int = 0
     flops_at_best: float = 1.0
 
+    @property
+    def evaluate_every(self) -> int:
+        r"""Updates between evaluations."""
+        return self.settings.evaluate_every or max(1, min(500, self.text.updates_per_epoch // 10))
+
+    @property
+    def sample_every(self) -> int:
+        r"""Updates between samples; 0: there are none."""
+        every = self.settings.sample_every
+        return self.evaluate_every if every is None else every
+
     def utilisation(self, tokens_per_second: float) -> float:
         r"""Say which share of the devices' speed a training at this rate makes use of."""
         return tokens_per_second * self.flops_per_token / self.flops_at_best

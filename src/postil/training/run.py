@@ -22,7 +22,7 @@ from rich.console import Console
 from postil import durable
 from postil.language_model import LanguageModel
 from postil.registry import build_language_model
-from postil.text import Corpus, TextError, Tokenizer, tokenizer_from_dict
+from postil.text import Corpus, TextError, tokenizer_from_dict
 from postil.training import checkpoints
 from postil.training.beginning import begin_from
 from postil.training.capture import conditions, differences, restore_optimizer
@@ -136,7 +136,6 @@ def _prepare(
     settings.text = settings.text or text.corpus.name
     for remark in text.remarks():
         console.print(remark, style="yellow", markup=False)
-    _check_prompt(settings, text.tokenizer)
     begun: dict[str, Any] = {}
 
     # What is resumed has left its beginning behind, and the run that it came from may be gone.
@@ -152,16 +151,18 @@ def _prepare(
         _restore(session, checkpoint, console)
     elif begun:
         console.print("beginning from {path}, {mixer} after update {update}".format(**begun), markup=False)
+    _check_prompt(session)
     _check_same_start(session)
     return session
 
 
 # The first sample is written after minutes of training, which would be lost.
-def _check_prompt(settings: TrainSettings, tokenizer: Tokenizer) -> None:
-    if settings.sample_every == 0:
+def _check_prompt(session: Session) -> None:
+    every, total = session.sample_every, session.total
+    if every == 0 or (total is not None and every > total):
         return
     try:
-        tokenizer.encode(settings.prompt)
+        session.text.tokenizer.encode(session.settings.prompt)
     except TextError as error:
         raise ValueError(
             f"--prompt, for the samples during training (--sample-every 0: none): {error}"

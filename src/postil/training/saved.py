@@ -41,9 +41,10 @@ def load_run(path: str | Path, which: str = "auto") -> SavedRun:
         checkpoint = checkpoints.find(path / "checkpoints", which, groups=["model"])
     if checkpoint is None:
         raise CheckpointError(f"{path}: holds no checkpoint; give the folder of a run or of a checkpoint")
-    settings = as_stored(_settings(checkpoint.metadata, checkpoint.path), checkpoint)
+    settings = _settings(checkpoint.metadata, checkpoint.path)
     tokenizer = tokenizer_from_dict(checkpoint.metadata.get("tokenizer"))
     try:
+        settings = as_stored(settings, checkpoint)
         tensors = checkpoint.tensors["model"].values()
         check_claims(settings.model, len(tensors), sum(tensor.numel() for tensor in tensors))
         model = build_language_model(settings.mixer, settings.model, tokenizer.vocab_size)

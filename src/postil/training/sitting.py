@@ -45,9 +45,7 @@ class Sitting:
         self.session, self.directory, self.display, self.stop = session, directory, display, stop
         self.trackers = trackers
         s = session.settings
-        epoch = session.text.updates_per_epoch
-        self.evaluate_every = s.evaluate_every or max(1, min(500, epoch // 10))
-        self.sample_every = self.evaluate_every if s.sample_every is None else s.sample_every
+        self.evaluate_every, self.sample_every = session.evaluate_every, session.sample_every
         self.save_every = s.save_every or self.evaluate_every
         self.began = time.monotonic()
         self.before = session.progress.seconds

@@ -64,8 +64,8 @@ class Watch:
         self._left.set()
 
     # The broken connection is noticed within a moment, and by all at once. Who is to blame takes a few
-    # seconds of looking. A rank may also live and yet never come, stuck in a call of its own: then all give up
-    # waiting, and it alone does not.
+    # seconds of looking. A rank may also live and yet never come, stuck in a call of its own: then all give
+    # up waiting, and it alone does not.
     def who_was_lost(self, timed_out: bool = False) -> str | None:
         r"""After an operation between processes failed: name the one that is gone, or give `None`.
 
