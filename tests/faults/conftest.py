@@ -112,7 +112,7 @@ class Child:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 return os.waitstatus_to_exitcode(status)
-            time.sleep(0.001)
+            time.sleep(0.005)
         self.kill()
         os.waitpid(self.pid, 0)
         raise AssertionError(f"a trial did not end within {seconds} s")

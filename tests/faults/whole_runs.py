@@ -66,7 +66,7 @@ class Run:
 
     def whole(self, *flags, **options):
         r"""Train to the end; it must go well."""
-        code = self.start(*flags, **options).wait(120)
+        code = self.start(*flags, **options).wait(600)
         assert code == 0, self.said
         return self
 
