@@ -21,8 +21,8 @@ from postil.mixers.feedback.backward import backward
 from postil.mixers.feedback.recurrence import fold
 from postil.transformer.feed_forward import FeedForward
 
-BUILT = isinstance(kernel._library(), ctypes.CDLL)
-needs_kernel = pytest.mark.skipif(not BUILT, reason=f"the kernel cannot be built here: {kernel._library()}")
+BUILT = isinstance(kernel.library(), ctypes.CDLL)
+needs_kernel = pytest.mark.skipif(not BUILT, reason=f"the kernel cannot be built here: {kernel.library()}")
 T, B = 37, 11
 
 CASES = {
@@ -203,6 +203,37 @@ def test_compiled_steps_equal_the_whole_sequence(
         y, state = model.step(x[t], state)
         torch.testing.assert_close(y, expected[t], rtol=1e-5, atol=1e-5)
     assert len(calls) == 34
+
+
+# Where the parameters lie is remembered between steps; every change of the model must be seen all the same.
+CHANGES = {
+    "in place": lambda model: model.layers[0].attn.query.linear.weight.data.mul_(2.0),
+    "loaded": lambda model: model.load_state_dict(build(True, 32, 48, {}).state_dict()),
+    "assigned": lambda model: model.load_state_dict(build(True, 32, 48, {}).state_dict(), assign=True),
+    "moved": lambda model: model.double().float(),
+    "a layer": lambda model: setattr(model.layers, "1", build(True, 32, 48, {}).layers[0]),
+    "an activation": lambda model: setattr(model.layers[2].feed_forward, "activation", torch.tanh),
+    "a parametrization": lambda model: torch.nn.utils.parametrizations.weight_norm(
+        model.layers[1].feed_forward.layer2
+    ),
+    "the mixture": lambda model: model.weights.data.copy_(torch.randn(4)),
+    "nothing": lambda model: None,
+}
+
+
+@needs_kernel
+@torch.no_grad()
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_step_sees_what_became_of_the_model(change: str) -> None:
+    model, x = build(True, 32, 48, {}), torch.randn(3, 2, 32)
+    _, state = model.prefill(x[:1])
+    _, state = model.step(x[1], state)
+    CHANGES[change](model)
+    for _ in range(2):
+        y, after = model.step(x[2], state)
+        h, key, _ = model._position(x[2], state.memory[:2], None)
+        torch.testing.assert_close(y, model.norm(h), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(after.memory[0][-1], key, rtol=1e-5, atol=1e-5)
 
 
 @needs_kernel

@@ -199,8 +199,9 @@ class FeedbackBackbone(nn.Module):
         if state is None:
             y, state = self.prefill(x_t[None])
             return y[0], state
-        if self._kernel_steps(x_t):
-            y, k, v = kernel.step(x_t, state.memory, *self._step_operands())
+        found = self._plan(x_t)
+        if found is not None:
+            y, k, v = kernel.step(found, x_t, state.memory, self.mixing())
         else:
             keys, values, may = state.memory
             h, k, v = self._position(x_t, (keys, values), may)
@@ -208,21 +209,19 @@ class FeedbackBackbone(nn.Module):
         return y, state.append(k, v, self.window)
 
     # Many rows would each read all weights again; from eight on, the library's products are the better way.
-    def _kernel_steps(self, x_t: Tensor) -> bool:
-        sizes = (self.d_model, self.d_model // self.heads)
-        return (
+    def _plan(self, x_t: Tensor) -> kernel.Plan | None:
+        suits = (
             not torch.is_grad_enabled()
             and not torch.compiler.is_compiling()
             and x_t.device.type == "cpu"
-            and x_t.dtype == self.norm.weight.dtype == torch.float32
+            and x_t.dtype == torch.float32
             and 0 < x_t.shape[0] < 8
-            and not any(size % kernel.LANES for size in sizes)
-            and all(layer.is_standard and not layer.drops for layer in self._layers)
-            and self._layers[0].feed_forward.layer1.out_features % kernel.LANES == 0
-            and kernel.available()
         )
+        return kernel.plan(self, self._step_operands) if suits else None
 
-    def _step_operands(self) -> tuple[Any, Any, Any, Tensor]:
+    def _step_operands(self) -> kernel.Operands | None:
+        if not all(layer.is_standard and not layer.drops for layer in self._layers):
+            return None
         layers = [
             [
                 *(layer.norm_self_attn.weight, layer.norm_self_attn.bias, layer.attn.query.linear.weight),
@@ -237,7 +236,7 @@ class FeedbackBackbone(nn.Module):
         norms = {"final_gain": self.norm.weight, "final_shift": self.norm.bias}
         if self.norm_memory is not None:
             norms |= {"memory_gain": self.norm_memory.weight, "memory_shift": self.norm_memory.bias}
-        return layers, self.projections(), norms, self.mixing()
+        return kernel.Operands(layers, self.projections(), norms)
 
     @property
     def _layers(self) -> list[Any]:

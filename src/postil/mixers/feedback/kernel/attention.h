@@ -51,28 +51,28 @@ struct Columns {
 // out[e] = scale * sum_j weights[j] rows[j, e], for N times sixteen e. Four sums run side by side, because
 // one addition waits for the one before it. What lies `ahead` is fetched meanwhile.
 template <int N>
-static inline void weighted_sum_of(const float* weights, const float* rows, int64_t first, int64_t last,
-                                   int64_t E, int64_t ahead, float scale, float* out) {
+static inline void weighted_sum_of(const float* weights, const float* rows, int64_t stride, int64_t first,
+                                   int64_t last, int64_t ahead, float scale, float* out) {
     v16 c[4][N] = {};
     int64_t j = first;
     for (; j + 4 <= last; j += 4)
         for (int i = 0; i < 4; ++i)
             for (int n = 0; n < N; ++n) {
-                const float* at = rows + (j + i) * E + n * LANES;
+                const float* at = rows + (j + i) * stride + n * LANES;
                 __builtin_prefetch(at + ahead, 0, 2);
                 add_product(c[i][n], weights[j + i], load(at));
             }
     for (; j < last; ++j)
-        for (int n = 0; n < N; ++n) add_product(c[0][n], weights[j], load(rows + j * E + n * LANES));
+        for (int n = 0; n < N; ++n) add_product(c[0][n], weights[j], load(rows + j * stride + n * LANES));
     for (int n = 0; n < N; ++n) store(out + n * LANES, ((c[0][n] + c[1][n]) + (c[2][n] + c[3][n])) * scale);
 }
 
-static inline void weighted_sum(const float* weights, const float* rows, int64_t first, int64_t last,
-                                int64_t E, int64_t ahead, float scale, float* out) {
+static inline void weighted_sum(const float* weights, const float* rows, int64_t stride, int64_t first,
+                                int64_t last, int64_t E, int64_t ahead, float scale, float* out) {
     int64_t e = 0;
     for (; e + 2 * LANES <= E; e += 2 * LANES)
-        weighted_sum_of<2>(weights, rows + e, first, last, E, ahead, scale, out + e);
-    if (e < E) weighted_sum_of<1>(weights, rows + e, first, last, E, ahead, scale, out + e);
+        weighted_sum_of<2>(weights, rows + e, stride, first, last, ahead, scale, out + e);
+    if (e < E) weighted_sum_of<1>(weights, rows + e, stride, first, last, ahead, scale, out + e);
 }
 
 // The position tables, packed like other matrices; their last column is distance 1. Biases get a margin, so

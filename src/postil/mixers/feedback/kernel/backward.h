@@ -250,7 +250,7 @@ struct Backward {
                 const float* da = d_answer + b * D + h * E;
                 std::memcpy(answers(h, b, t, l), da, 4 * E);
                 softmax_backward(t, l, h, b, da, dot(da, p.attended + (at + b) * D + h * E, E));
-                weighted_sum(scores(h, b, t, l), p.keys + p.memory(l % p.G, h, from + b), first, last, E,
+                weighted_sum(scores(h, b, t, l), p.keys + p.memory(l % p.G, h, from + b), E, first, last, E,
                              p.S() * E, 1.0f, dq + b * D + h * E);
             }
             // The part of dq that came through the distances: a product over them, for all rows.

@@ -91,7 +91,7 @@ struct Forward {
             std::memcpy(p.queries + p.query_at(head, from + b, t, l), q + b * D + head * E, 4 * E);
             if (p.probabilities)
                 row.put(p, t, weights, scale, p.probabilities + table.at(p, row, head, from + b, t, l));
-            weighted_sum(weights, p.values + p.memory(l % p.G, head, from + b), p.first(t), p.last(t), E,
+            weighted_sum(weights, p.values + p.memory(l % p.G, head, from + b), E, p.first(t), p.last(t), E,
                          p.S() * E, scale, attended + b * D + head * E);
         });
         w.output[l].product(attended, D, rows, [&](int64_t m, int64_t n, v16 c) {

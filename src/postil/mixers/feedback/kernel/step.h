@@ -3,7 +3,7 @@
 // With one row, or a few, every weight is used once: a step is as fast as the weights come from memory. So
 // they are read where they are, in the layout of the model, neither packed nor folded.
 #pragma once
-#include "products.h"
+#include "attention.h"
 
 struct Layer {
     const float *norm1, *shift1, *query, *u, *embeddings, *bias, *output, *output_bias;
@@ -24,13 +24,18 @@ struct Step {
     float *y, *new_keys, *new_values;
 };
 
-// out[n] = w[n, :] . a for sixteen n at a time; the sums across lanes are left to the end.
+// out[n] = w[n, :] . a for some n at a time; the sums across lanes are left to the end. The next rows are
+// asked for meanwhile: nothing is waited for but memory.
 static void apply(const float* w, const float* bias, const float* a, int64_t outs, int64_t ins, float* out) {
     for (int64_t n0 = 0; n0 < outs; n0 += ROWS) {
         v16 c[ROWS] = {};
         for (int64_t k = 0; k < ins; k += LANES) {
             v16 right = load(a + k);
-            for (int n = 0; n < ROWS; ++n) add_product(c[n], load(w + (n0 + n) * ins + k), right);
+            for (int n = 0; n < ROWS; ++n) {
+                const float* at = w + (n0 + n) * ins + k;
+                __builtin_prefetch(at + ROWS * ins, 0, 2);
+                add_product(c[n], load(at), right);
+            }
         }
         for (int n = 0; n < ROWS; ++n) out[n0 + n] = sum(c[n]) + (bias ? bias[n0 + n] : 0.0f);
     }
@@ -43,10 +48,10 @@ static void normalise(const float* x, float* out, const float* gain, const float
 
 struct OneStep {
     const Step& p;
-    std::vector<float> h, n, q, answer, f, m, scores;
+    std::vector<float> h, n, q, with_u, answer, f, m, scores;
 
     explicit OneStep(const Step& p_)
-        : p(p_), h(p.D), n(p.D), q(p.D), answer(p.D), f(p.F), m(p.D), scores(p.S + LANES) {}
+        : p(p_), h(p.D), n(p.D), q(p.D), with_u(p.E), answer(p.D), f(p.F), m(p.D), scores(p.S + LANES) {}
 
     void row(int64_t b) {
         const int64_t D = p.D;
@@ -89,16 +94,18 @@ struct OneStep {
         const int64_t E = p.E, base = b * p.at_row + g * p.at_group + head * p.at_head;
         const float *query = &q[head * E], *u = w.u + head * E;
         const float scale = 1.0f / std::sqrt((float)E);
+        for (int64_t e = 0; e < E; e += LANES) store(&with_u[e], load(query + e) + load(u + e));
         float highest = -INFINITY, total = 0;
         for (int64_t j = 0; j < p.S; ++j) {
-            int64_t r = std::max<int64_t>(0, p.positions - p.S + j) * p.H + head;
-            v16 s = all(0);
+            const int64_t r = std::max<int64_t>(0, p.positions - p.S + j) * p.H + head;
+            const float *key = p.keys + base + j * p.at_position, *embedding = w.embeddings + r * E;
+            v16 content = all(0), distance = all(0);
             for (int64_t e = 0; e < E; e += LANES) {
-                v16 k = load(p.keys + base + j * p.at_position + e);
-                add_product(s, load(query + e) + load(u + e), k);
-                add_product(s, load(query + e), load(w.embeddings + r * E + e));
+                add_product(content, load(&with_u[e]), load(key + e));
+                add_product(distance, load(query + e), load(embedding + e));
             }
-            scores[j] = !p.real || p.real[j * p.B + b] ? (sum(s) + w.bias[r]) * scale : -INFINITY;
+            float score = (sum(content + distance) + w.bias[r]) * scale;
+            scores[j] = !p.real || p.real[j * p.B + b] ? score : -INFINITY;
             highest = std::max(highest, scores[j]);
         }
         for (int64_t j = 0; j < LANES; ++j) scores[p.S + j] = -INFINITY;
@@ -107,12 +114,8 @@ struct OneStep {
             store(&scores[j], weight);
             total += sum(weight);
         }
-        for (int64_t e = 0; e < E; e += LANES) {
-            v16 c = all(0);
-            for (int64_t j = 0; j < p.S; ++j)
-                add_product(c, scores[j], load(p.values + base + j * p.at_position + e));
-            store(&answer[head * E + e], c * (1.0f / total));
-        }
+        weighted_sum(scores.data(), p.values + base, p.at_position, 0, p.S, E, p.at_head, 1.0f / total,
+                     &answer[head * E]);
     }
 };
 

@@ -62,20 +62,24 @@ static inline void add_scaled(float* y, const float* x, float s, const float* z,
     }
 }
 
-// Halves are added to halves: four additions that wait for each other, not sixteen.
+// Four lanes are added to four: as few additions as possible wait for each other.
+typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
+
 static inline float sum(v16 a) {
     float lanes[LANES];
     store(lanes, a);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-    return lanes[0];
+    const quad* q = (const quad*)lanes;
+    quad s = (q[0] + q[1]) + (q[2] + q[3]);
+    return (s[0] + s[1]) + (s[2] + s[3]);
 }
 static inline float largest(v16 a) {
     float lanes[LANES];
     store(lanes, a);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-    return lanes[0];
+    const quad* q = (const quad*)lanes;
+    quad left = q[0] > q[1] ? q[0] : q[1], right = q[2] > q[3] ? q[2] : q[3];
+    quad s = left > right ? left : right;
+    float first = s[0] > s[1] ? s[0] : s[1], second = s[2] > s[3] ? s[2] : s[3];
+    return first > second ? first : second;
 }
 
 // exp(x) = 2^n exp(r) with n the nearest whole number to x / ln 2, so |r| <= 0.35, where eight terms of the
