@@ -262,6 +262,23 @@ def test_a_section_begins_with_its_title(tmp_path):
     assert page.count('class="row prose"') == 1
 
 
+def test_the_page_of_a_package_names_its_modules(tmp_path):
+    files = {
+        "__init__.py": '"""Home: see `one` and `f`."""\n',
+        "one.py": '"""One, beside `f`."""\n',
+        "two.py": '"""Two."""\n\n\ndef f():\n    pass\n\n\ndef one():\n    pass\n',
+        "sub/__init__.py": '"""Sub: of `one`.\n\nAnd `one` again."""\n',
+        "sub/one.py": "",
+    }
+    build_site(
+        project_of(tmp_path, {**files, "__init__.py": '"""Home.\n\nSee `one` and `f`."""\n'}),
+        tmp_path / "site",
+    )
+    home = (tmp_path / "site/index.html").read_text()
+    assert '<a href="one.html"><code' in home and '<a href="two.html#f"><code' in home
+    assert '<a href="one.html"><code' in (tmp_path / "site/sub/index.html").read_text()
+
+
 def test_a_source_is_in_the_repository_or_in_the_site(tmp_path):
     project = project_of(tmp_path, {"a/__init__.py": "", "a/one.py": "x = 1\n"})
     build_site(project, tmp_path / "site")

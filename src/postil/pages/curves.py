@@ -55,7 +55,7 @@ def read_curves(text: str) -> dict[str, list[Line]]:
 # dashes and by the name at its end too.
 _KINDS = ("b", "k", "d", "p", "c", "s")
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 3")
-_LEFT, _RIGHT, _TOP, _BOTTOM, _WIDTH, _HEIGHT = 34, 370, 8, 196, 500, 216
+_LEFT, _RIGHT, _TOP, _BOTTOM, _WIDTH, _HEIGHT = 34, 352, 8, 196, 500, 216
 _POINTS = 120
 
 
@@ -73,7 +73,7 @@ def curve_figure(text: str, caption: str) -> str:
         across, up = (x - left) / (right - left), (y - low) / (high - low)
         return _LEFT + across * (_RIGHT - _LEFT), _BOTTOM - up * (_BOTTOM - _TOP)
 
-    drawn = [f'<path d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}" stroke="currentColor" stroke-opacity=".5"/>']
+    drawn = [f'<path d="M{_LEFT} {_TOP}V{_BOTTOM}H{_RIGHT}"/>']
     for share in (0, 0.5, 1):
         x, y = left + share * (right - left), low + share * (high - low)
         (at_x, at_y), top = place(x, y), "start" if not share else "middle"

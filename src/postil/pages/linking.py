@@ -34,6 +34,7 @@ class Links:
         self.project = project
         self.pages = {page.module.url: page for page in pages}
         self.by_path = {page.module.path: page.module.url for page in pages}
+        self.by_name = {page.module.name: page.module.url for page in pages if page.module.name}
         self.names = _names(project, pages)
         self.media: dict[str, Path] = {}
 
@@ -43,14 +44,20 @@ class Links:
         return [titles, sorted(self.names.items())]
 
     def resolver(self, page: Page) -> Callable[[str], str | None]:
-        r"""Where a name in code font leads from this page: here first, then to the only page that has it."""
+        r"""Where a name in code font leads from this page: here first, then to the only page that has it.
+
+        The page of a package tells of its modules, so there the name of a module is the module.
+        """
         here = page.module.url
         own = {a.row.name: a.anchor for a in page.rows if a.row.name}
+        inside = f"{page.module.name}." if page.module.name else ""
 
         def resolve(text: str) -> str | None:
             name = text.removesuffix("()")
             if name in own:
                 return f"#{own[name]}"
+            if page.module.is_package and f"{inside}{name}" in self.by_name:
+                return _relative(self.by_name[f"{inside}{name}"], here)
             url, anchor = self.names.get(name, ("", ""))
             return f"{_relative(url, here)}{'#' + anchor if anchor else ''}" if url and url != here else None
 
