@@ -133,14 +133,20 @@ WORDS = ["It is the east", "Juliet is the sun", "JULIET:", "and yet no moon", "O
 QUICK = 'text, prompt, seconds, updates, width = "words.txt", "It is ", 0.5, 3, 16'
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory) -> Path:
+    """One for all, so that the kernel is built once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.stem)
-def test_a_notebook_runs_from_scratch(path, tmp_path, monkeypatch):
+def test_a_notebook_runs_from_scratch(path, cache, tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     if path.stem == "aft_images":
         pytest.importorskip("sklearn")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("POSTIL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("POSTIL_CACHE", str(cache))
     (tmp_path / "words.txt").write_text("\n".join(WORDS[(i * i + 3 * i) % 6] for i in range(1000)))
     notebook = nbformat.read(path, as_version=4)
     # As tools that run notebooks do: other values in a cell after that of the parameters.

@@ -17,8 +17,8 @@ differ in their mixers alone, trained alike.](/benchmarks/results/aft-training.j
 
 ## Try it
 
-The position biases begin at zero. After a minute the picture of them shows what the model found worth knowing
-about distance: the last few characters stand out, and beyond the window all biases are one.
+The position biases begin at zero. After some hundred updates the picture of them shows what the model found
+worth knowing about distance: the last characters stand out, and beyond the window there is nothing to learn.
 
 ```python notebook parameters
 text, variant, updates, width = "tiny-shakespeare", "aft-local", 400, 128

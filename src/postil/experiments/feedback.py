@@ -14,8 +14,8 @@ computing the positions of a text one after the other. A width of 512 is much fo
 ## Try it
 
 The first picture says what a memory is made of: it begins as an equal share of all layers, and training moves
-it. The others show which memories each head reads. The compiled kernel is built at the first update, which
-takes a minute once.
+it. The others show which memories each head reads. Before the first update the compiled kernel is built,
+once.
 
 ```python notebook parameters
 text, variant, updates, width = "tiny-shakespeare", "feedback", 300, 128

@@ -15,8 +15,9 @@ break.
 
 ## Try it
 
-Half a minute is enough for the shape of a play: names in capitals, a colon, short lines. The pictures show
-which earlier characters each head reads. Change a setting above, run its cell again, and compare.
+Some hundred updates teach a small model how long words and lines are; for words and names give it ten times
+as many. The pictures show which earlier characters each head reads. Change a setting above, run its cell
+again, and compare.
 
 ```python notebook parameters
 text, updates, width = "tiny-shakespeare", 300, 128
