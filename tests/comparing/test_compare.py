@@ -158,6 +158,15 @@ def test_settings_of_names():
     assert own_settings("aft-local", "aft").model.options == {"local_window_size": 32}
 
 
+def test_the_experiments_of_the_papers_can_be_compared(text):
+    names = ("transformer", "aft-local", "aft-simple", "aft-conv", "feedback")
+    given = {name: replace(own_settings(name), text=str(text), max_tokens=2_000_000) for name in names}
+    contenders = plan(given)
+    assert [each.settings.mixer for each in contenders] == ["multi-head-attention", *names[1:]]
+    assert {each.settings.tokens_per_update for each in contenders} == {8192}
+    assert all(each.parameters > 100_000 for each in contenders)
+
+
 def test_impossible_comparisons(flags, text, tmp_path, capsys):
     def refused(*argv):
         assert main(["compare", *argv]) == 2

@@ -41,7 +41,7 @@ def run(argv: list[str]) -> int:
     except Stopped as stopped:
         console.print(str(stopped))
         return stopped.code
-    console.print(as_table(document))
+    console.print(as_table(document), crop=False)
     console.print(f"the report is {out / 'index.html'}, also as report.md and results.json", markup=False)
     return 0
 
