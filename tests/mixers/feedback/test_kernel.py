@@ -236,6 +236,22 @@ def test_a_step_sees_what_became_of_the_model(change: str) -> None:
         torch.testing.assert_close(after.memory[0][-1], key, rtol=1e-5, atol=1e-5)
 
 
+# One state for a whole batch, by a stride of zero: the kernel would write all new rows into one place.
+@needs_kernel
+@torch.no_grad()
+def test_a_state_that_is_not_laid_out_for_the_kernel_is_left_to_the_modules() -> None:
+    model, x = build(True, 32, 48, {}), torch.randn(4, 2, 32)
+    _, state = model.prefill(x[:2, :1])
+    spread = state._replace(
+        keys=state.keys.expand(-1, 2, -1, -1, -1), values=state.values.expand(-1, 2, -1, -1, -1)
+    )
+    assert not kernel.reads(spread)
+    expected = model(torch.cat([x[:2, :1].expand(-1, 2, -1), x[2:]]))
+    for t in (2, 3):
+        y, spread = model.step(x[t], spread)
+        torch.testing.assert_close(y, expected[t], rtol=1e-5, atol=1e-5)
+
+
 @needs_kernel
 def test_steps_with_gradients_or_dropout_are_left_to_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "step", lambda *operands: pytest.fail("the kernel gives no gradients"))

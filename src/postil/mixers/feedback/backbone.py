@@ -199,23 +199,24 @@ class FeedbackBackbone(nn.Module):
         if state is None:
             y, state = self.prefill(x_t[None])
             return y[0], state
-        found = self._plan(x_t)
+        found = self._plan(x_t, state)
         if found is not None:
-            y, k, v = kernel.step(found, x_t, state.memory, self.mixing())
-        else:
-            keys, values, may = state.memory
-            h, k, v = self._position(x_t, (keys, values), may)
-            y = self.norm(h)
-        return y, state.append(k, v, self.window)
+            after = state.grown(self.window)
+            return kernel.step(found, x_t, after, state.stop - state.start, self.mixing()), after
+        keys, values, may = state.memory
+        h, k, v = self._position(x_t, (keys, values), may)
+        return self.norm(h), state.append(k, v, self.window)
 
     # Many rows would each read all weights again; from eight on, the library's products are the better way.
-    def _plan(self, x_t: Tensor) -> kernel.Plan | None:
+    def _plan(self, x_t: Tensor, state: FeedbackState) -> kernel.Plan | None:
         suits = (
             not torch.is_grad_enabled()
             and not torch.compiler.is_compiling()
-            and x_t.device.type == "cpu"
+            and x_t.is_cpu
             and x_t.dtype == torch.float32
+            and x_t.shape == (state.keys.shape[1], self.d_model)
             and 0 < x_t.shape[0] < 8
+            and kernel.reads(state)
         )
         return kernel.plan(self, self._step_operands) if suits else None
 

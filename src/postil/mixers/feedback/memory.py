@@ -186,8 +186,13 @@ class FeedbackState(NamedTuple):
             return FeedbackState.of(
                 torch.cat([keys, key[None]]), torch.cat([values, value[None]]), real, window
             )
+        grown = self.grown(window)
+        grown.keys[grown.stop - 1], grown.values[grown.stop - 1] = key, value
+        return grown
+
+    def grown(self, window: int | None) -> FeedbackState:
+        r"""Give the state one row later; the row, the last one, belongs to the caller and is his to write."""
         state = self if self._claim() else self._moved(window)
-        state.keys[state.stop], state.values[state.stop] = key, value
         if state.real is not None:
             state.real[state.stop] = True
         stop = state.stop + 1

@@ -18,7 +18,7 @@ from torch import Tensor
 from postil.mixers.feedback import plain
 from postil.mixers.feedback.backward import memory_weights, start_debts
 from postil.mixers.feedback.kernel.build import available, kernel_status, library
-from postil.mixers.feedback.kernel.decoding import LANES, Operands, Plan, plan, step
+from postil.mixers.feedback.kernel.decoding import LANES, Operands, Plan, plan, reads, step
 from postil.mixers.feedback.plain import CHUNK, Problem, Tape, room
 from postil.mixers.feedback.recurrence import FoldedWeights
 
@@ -33,6 +33,7 @@ __all__ = [
     "kernel_status",
     "library",
     "plan",
+    "reads",
     "step",
 ]
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from postil.mixers.feedback.kernel.build import available, library
+from postil.mixers.feedback.memory import FeedbackState
 
-__all__ = ["LANES", "Operands", "Plan", "plan", "step"]
+__all__ = ["LANES", "Operands", "Plan", "plan", "reads", "step"]
 
 LANES = 16
 
@@ -70,10 +71,10 @@ class Plan(NamedTuple):
 
     def holds(self) -> bool:
         r"""Say whether the model is still what the plan was made for."""
-        return (
-            all(owner.get(name) is part for owner, name, part in self.links)
-            and [parameter.data_ptr() for parameter in self.parameters] == self.addresses
-        )
+        for owner, name, part in self.links:
+            if owner.get(name) is not part:
+                return False
+        return [parameter.data_ptr() for parameter in self.parameters] == self.addresses
 
 
 _plans: weakref.WeakKeyDictionary[nn.Module, Plan] = weakref.WeakKeyDictionary()
@@ -108,7 +109,9 @@ def _links(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
     links = []
     for module in model.modules():
         attributes = vars(module)
-        rules = {name: attributes[name] for name in ("training", "p", "activation") if name in attributes}
+        # Whether a module trains matters where it drops.
+        names = ("activation", "p", *(["training"] if "dropout" in module._modules else []))
+        rules = {name: attributes[name] for name in names if name in attributes}
         for owner, parts in (
             (attributes, rules),
             (module._modules, module._modules),
@@ -141,21 +144,36 @@ def _addresses(rows: Sequence[Sequence[Tensor | None]]) -> ctypes.Array[Any]:
     return (ctypes.c_void_p * len(found))(*found)
 
 
-def step(
-    plan: Plan, x: Tensor, memory: tuple[Tensor, Tensor, Tensor | None], mixing: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Compute one position: its output, and its keys and values `[B, G, H, E]`."""
-    keys, values, real = memory
-    if values.stride() != keys.stride() or keys.stride(-1) != 1:
-        keys, values = keys.contiguous(), values.contiguous()
-    x, real = x.contiguous(), None if real is None else real.contiguous()
-    y, new_keys, new_values = torch.empty_like(x), *x.new_empty(2, *keys.shape[1:]).unbind()
+def reads(state: FeedbackState) -> bool:
+    r"""Say whether a state lies in memory as the kernel reads it: any layout that tells its rows apart."""
+    keys, values, real = state.keys, state.values, state.real
+    strides = keys.stride()
+    return (
+        keys.dtype == values.dtype == torch.float32
+        and keys.is_cpu
+        and values.is_cpu
+        and strides == values.stride()
+        and strides[-1] == 1
+        and 0 not in strides
+        and (real is None or real.is_contiguous())
+    )
+
+
+# All addresses are counted in Python, which is cheaper than a tensor made for each.
+def step(plan: Plan, x: Tensor, state: FeedbackState, count: int, mixing: Tensor) -> Tensor:
+    r"""Compute a position that reads `count` memories; what it leaves is written to the last row of `state`."""
+    keys, values, real = state.keys, state.values, state.real
+    strides, now = keys.stride(), state.stop - 1
+    x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     # Several threads may step at once, so each has a structure of its own.
     call = _Step.from_buffer_copy(plan.call)
-    call.B, call.S = x.shape[0], keys.shape[0]
-    call.at_position, call.at_row, call.at_group, call.at_head, _ = keys.stride()
-    call.x, call.keys, call.values, call.mixing = (t.data_ptr() for t in (x, keys, values, mixing))
-    call.real = None if real is None else real.data_ptr()
-    call.y, call.new_keys, call.new_values = (t.data_ptr() for t in (y, new_keys, new_values))
+    call.B, call.S = x.shape[0], count
+    call.at_position, call.at_row, call.at_group, call.at_head, _ = strides
+    call.x, call.y, call.mixing = x.data_ptr(), y.data_ptr(), mixing.data_ptr()
+    first, row = 4 * strides[0] * (now - count), 4 * strides[0] * now
+    call.keys, call.new_keys = keys.data_ptr() + first, keys.data_ptr() + row
+    call.values, call.new_values = values.data_ptr() + first, values.data_ptr() + row
+    if real is not None:
+        call.real = real.data_ptr() + (now - count) * x.shape[0]
     library().feedback_step(ctypes.byref(call))  # type: ignore[union-attr]
-    return y, new_keys, new_values
+    return y

@@ -77,8 +77,13 @@ struct OneStep {
         if (p.memory_gain) normalise(m.data(), m.data(), p.memory_gain, p.memory_shift, D);
         for (int64_t g = 0; g < p.G; ++g) {
             const Projection& w = p.projections[g];
-            apply(w.key, nullptr, m.data(), D, D, p.new_keys + (b * p.G + g) * D);
-            apply(w.value, w.value_bias, m.data(), D, D, p.new_values + (b * p.G + g) * D);
+            apply(w.key, nullptr, m.data(), D, D, q.data());
+            apply(w.value, w.value_bias, m.data(), D, D, n.data());
+            for (int64_t head = 0; head < p.H; ++head) {
+                int64_t at = b * p.at_row + g * p.at_group + head * p.at_head;
+                std::memcpy(p.new_keys + at, &q[head * p.E], 4 * p.E);
+                std::memcpy(p.new_values + at, &n[head * p.E], 4 * p.E);
+            }
         }
         normalise(h.data(), p.y + b * D, p.final_gain, p.final_shift, D);
     }
