@@ -215,9 +215,12 @@ class _GatedMean(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(*inputs[:4], *output)
         ctx.mark_non_differentiable(*output[1:])
+        # Else zeros would arrive for the denominators, a whole tensor of them.
+        ctx.set_materialize_grads(False)
         ctx.numbers = inputs[4]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        found = _Gradients.apply(gradients[0], *ctx.saved_tensors, ctx.numbers)
-        return (*found, None)
+        if gradients[0] is None:
+            return (None,) * 5
+        return (*_Gradients.apply(gradients[0], *ctx.saved_tensors, ctx.numbers), None)

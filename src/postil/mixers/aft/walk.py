@@ -66,11 +66,14 @@ class Reach(NamedTuple):
     pairs: bool = False
 
 
-# Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call.
+# Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call. They
+# are wanted several times over, so of a short and narrow sequence an eighth has to do.
 def chunk_rows(c: int, reach: Reach, length: int, width: int) -> int:
     r"""Rows of a chunk `width` columns wide: whole blocks; enough that only neighbouring chunks overlap."""
-    rows = min(max(ROWS, ROWS * COLUMNS // max(width, 1)), max(ROWS, min(4 * ROWS, length // 4)), length)
-    return c * -(-max(rows, reach.left + reach.right, 1) // c)
+    rows = ROWS
+    if width <= COLUMNS:
+        rows = min(ROWS * COLUMNS // max(width, 1), 2 * ROWS, max(ROWS // 2, length // 8))
+    return c * -(-max(min(rows, length), reach.left + reach.right, 1) // c)
 
 
 # ## The buffer

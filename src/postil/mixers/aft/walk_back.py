@@ -102,8 +102,8 @@ class KeySide:
         r"""Turn `weights` as `near` into the gradient of the biases, in place."""
         shift, key, item = exchanged(self.c, self.k, self.reach.left, self.reach.right, weights.device)
         gradient = self.gradient.sum(1, keepdim=True) if self.count == 1 else self.gradient
-        for first in range(0, self.count, self.rows):
-            some = weights[:, first : first + self.rows]
+        for first in range(0, self.count, 4 * self.blocks):
+            some = weights[:, first : first + 4 * self.blocks]
             block = torch.zeros_like(shift)
             if self.count > 1:
                 block = torch.arange(some.shape[1], device=shift.device)[:, None, None] + first
