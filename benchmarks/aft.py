@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -135,33 +136,30 @@ def _installed(name: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def speed(sizes: list[tuple[int, int, int]], rounds: int, *, variants: bool) -> list[dict[str, Any]]:
-    rows = []
+def speed(sizes: list[tuple[int, int, int]], rounds: int, *, variants: bool) -> Iterator[dict[str, Any]]:
     for t, b, d in sizes:
         for kind, make in (("forward", forward), ("forward+backward", backward)):
             runs = {name: make(name, t, b, d) for name in names(t, variants=variants)}
             times = compare(runs, rounds=rounds)
             against = {n: times[n]["ratio"].get("AFTLocal", {}).get("median", 1.0) for n in times}
             floor = times["AFTLocal"]["ratio"]["linear layers"]
-            rows.append(
+            print(f"{kind:17} T={t} B={b} D={d}: {floor['median']:.2f} x linear layers; slower: {against}")
+            yield (
                 {"what": kind, "T": t, "B": b, "D": d, "window": WINDOW, "rounds": rounds, "threads": 1}
                 | {"over_linear_layers": floor, "times_slower_than_AFTLocal": against, "times": times}
             )
-            print(f"{kind:17} T={t} B={b} D={d}: {floor['median']:.2f} x linear layers; slower: {against}")
-    return rows
 
 
-def memory(lengths: list[int]) -> list[dict[str, Any]]:
-    rows = []
+def memory(lengths: list[int]) -> Iterator[dict[str, Any]]:
     for name in ("AFTLocal", "labml-nn AFTLocal", "linear layers"):
         for t in lengths:
             if name.startswith("labml") and (t > 4096 or not _installed(name)):
                 continue
             peak = peak_memory([sys.executable, __file__, "--peak", name, str(t)])
-            rows.append({"what": "peak memory, forward+backward", "name": name, "T": t, "B": 1, "D": 256})
-            rows[-1] |= {"bytes": peak, "units_of_TBD": round(peak / (4 * t * 256), 2)}
-            print(rows[-1])
-    return rows
+            row = {"what": "peak memory, forward+backward", "name": name, "T": t, "B": 1, "D": 256}
+            row |= {"bytes": peak, "units_of_TBD": round(peak / (4 * t * 256), 2)}
+            print(row)
+            yield row
 
 
 def relative_rms(a: Tensor, b: Tensor) -> float:
@@ -170,8 +168,7 @@ def relative_rms(a: Tensor, b: Tensor) -> float:
 
 # The truth is the same form in float64, which equals the literal equation to 1e-10 (tests), on the same
 # rounded numbers; the literal one would need T * T numbers a channel.
-def errors(lengths: list[int]) -> list[dict[str, Any]]:
-    rows = []
+def errors(lengths: list[int]) -> Iterator[dict[str, Any]]:
     for t in lengths:
         q, k, v = (torch.randn(t, 1, 8) for _ in range(3))
         ordinary, wild = torch.randn(t, 2 * WINDOW - 1), 100 * torch.rand(t, 2 * WINDOW - 1) - 50
@@ -190,9 +187,8 @@ def errors(lengths: list[int]) -> list[dict[str, Any]]:
                 truth = aft_local(*(x.double() for x in given), CAUSAL)
                 row[str(dtype).removeprefix("torch.")] = relative_rms(aft_local(*given, CAUSAL), truth)
                 del truth
-            rows.append(row)
             print(row)
-    return rows
+            yield row
 
 
 def decoding(tokens: int, d: int = 256) -> list[dict[str, Any]]:
@@ -236,12 +232,19 @@ def main() -> None:
         print_peak(lambda: backward(name, t, 1, 256)())
         return
     steady_malloc()
-    rows = speed(SIZES if chosen.full else SIZES[:2] + SIZES[3:4], 9 if chosen.full else 7, variants=True)
-    rows += decoding(1000)
-    rows += errors([4096, 65536] if chosen.full else [4096])
-    rows += memory([1024, 4096, 16384, 65536] if chosen.full else [1024, 4096])
+    measured = chain(
+        speed(SIZES if chosen.full else SIZES[:2] + SIZES[3:4], 9 if chosen.full else 7, variants=True),
+        decoding(1000),
+        errors([4096, 65536] if chosen.full else [4096]),
+        memory([1024, 4096, 16384, 65536] if chosen.full else [1024, 4096]),
+    )
     versions = tuple(n for n in ("labml-nn", "aft-pytorch", "aft-pt") if _installed(n))
-    print(write_results("aft" if chosen.full else "aft-quick", rows, versions))
+    # Written after every row: a run that is cut short has measured what it has measured.
+    rows = []
+    for row in measured:
+        rows.append(row)
+        path = write_results("aft" if chosen.full else "aft-quick", rows, versions)
+    print(path)
 
 
 if __name__ == "__main__":
