@@ -5,8 +5,10 @@ r"""The algorithmic task: a Feedback Transformer and a parallel one on the same 
 
 Both models are the experiment's (`experiments/algorithmic`), alike in layers, width and embeddings, and read
 the same programs in the same order. They are trained in turns, so that at any time both have read as much;
-after each turn both answer the same 1,000 programs that neither has read. Everything is kept in the folders
-of the runs: stopped and started again, it goes on.
+after each turn both answer the same 1,000 programs that neither has read. The learning rate is constant until
+then, so that a turn may be the last at any time. What it leaves unsettled is settled in a last stretch, in
+which the rate falls along a cosine; it begins from the weights of the run, like `postil train --init-from`.
+Everything is kept in the folders of the runs: stopped and started again, it goes on.
 """
 
 from __future__ import annotations
@@ -50,18 +52,41 @@ def settings(mixer: str, folder: Path) -> TrainSettings:
     )
 
 
+def last_stretch(mixer: str, folder: Path, updates: int) -> TrainSettings:
+    """Give the settings of what follows: programs of full length that the run has not read."""
+    first = settings(mixer, folder)
+    return replace(
+        first,
+        out=str(folder / f"{mixer}-last"),
+        init_from=str(folder / mixer),
+        updates=updates,
+        seed=first.seed + 1,
+        seq_len_from=None,
+        seq_len_over=None,
+        optimizer=replace(first.optimizer, schedule="cosine", lr=first.optimizer.lr / 2, warmup=20),
+    )
+
+
 # ## In turns
-def train_in_turns(folder: Path, updates: int, turn: int) -> bool:
-    """Train both models up to `updates`; return whether they came so far."""
-    for goal in [*range(turn, updates, turn), updates]:
-        for mixer in MODELS:
-            if not reached(folder / mixer, goal):
-                began = time.process_time()
-                outcome = train(replace(settings(mixer, folder), updates=goal), resume="auto")
-                add_cpu_seconds(folder / mixer, time.process_time() - began)
-                if outcome.bits is None:
-                    return False
-    return True
+def train_in_turns(folder: Path, updates: int, turn: int, last: int) -> bool:
+    """Train both models up to `updates` and `last` more; return whether they came so far."""
+    plans = [
+        replace(settings(mixer, folder), updates=goal)
+        for goal in [*range(turn, updates, turn), updates]
+        for mixer in MODELS
+    ]
+    return all(map(train_to_its_end, [*plans, *(last_stretch(mixer, folder, last) for mixer in MODELS)]))
+
+
+def train_to_its_end(plan: TrainSettings) -> bool:
+    """Go on with a run until it has made its updates; return whether it has."""
+    run = Path(str(plan.out))
+    if reached(run, plan.updates):
+        return True
+    began = time.process_time()
+    outcome = train(plan, resume="auto")
+    add_cpu_seconds(run, time.process_time() - began)
+    return outcome.bits is not None
 
 
 def finals(run: Path) -> list[dict[str, Any]]:
@@ -70,7 +95,7 @@ def finals(run: Path) -> list[dict[str, Any]]:
     return [line for line in read_metrics(path) if line["kind"] == "final"] if path.exists() else []
 
 
-def reached(run: Path, goal: int) -> bool:
+def reached(run: Path, goal: int | None) -> bool:
     """Say whether a turn is over."""
     return any(line["update"] == goal for line in finals(run))
 
@@ -111,9 +136,9 @@ def first_values(programs: list[Program]) -> float:
 
 # ## Report
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """Give one row a model, both up to the last update that both have reached."""
-    curves = {mixer: {line["update"]: line for line in finals(folder / mixer)} for mixer in MODELS}
-    shared = sorted(set.intersection(*(set(curve) for curve in curves.values())))
+    """Give one row a model."""
+    curves = {mixer: curve(folder, mixer) for mixer in MODELS}
+    shared = sorted(set.intersection(*(set(each) for each in curves.values())))
     data, size = EXPERIMENT.data, EXPERIMENT.optimizer.batch_size
     programs = [make_program(-n, data.statements, data.variables) for n in range(1, 1001)]
     found = []
@@ -136,12 +161,24 @@ def rows(folder: Path) -> list[dict[str, Any]]:
                 "updates": last["update"],
                 "programs": last["update"] * size,
                 "tokens": last["tokens"],
-                "cpu_seconds": cpu_seconds(folder / mixer),
+                "cpu_seconds": sum(cpu_seconds(folder / name) for name in (mixer, f"{mixer}-last")),
                 "threads": 1,
                 "curve": [[update * size, round(curves[mixer][update]["accuracy"], 4)] for update in shared],
             }
         )
     return found
+
+
+# The last stretch starts to count where the run has ended.
+def curve(folder: Path, mixer: str) -> dict[int, dict[str, Any]]:
+    """Give the evaluations of a model by the updates it had made."""
+    first = finals(folder / mixer)
+    end = first[-1]
+    last = [
+        {**line, "update": end["update"] + line["update"], "tokens": end["tokens"] + line["tokens"]}
+        for line in finals(folder / f"{mixer}-last")
+    ]
+    return {line["update"]: line for line in [*first, *last]}
 
 
 def sizes(record: dict[str, Any]) -> dict[str, Any]:
@@ -210,15 +247,18 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=EXPERIMENT.updates, help="updates of each model")
+    parser.add_argument("--updates", type=int, default=EXPERIMENT.updates, help="of each model, in turns")
     parser.add_argument("--turn", type=int, default=300, help="updates of one before the other's turn")
+    parser.add_argument("--last", type=int, default=450, help="updates of the last stretch")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/benchmark-algorithmic")
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument("--quick", action="store_true", help="a few updates, to see that it works")
     chosen = parser.parse_args()
     if chosen.quick:
-        chosen.updates, chosen.turn, chosen.folder = 20, 10, chosen.folder.with_name("quick-algorithmic")
-    if not chosen.report and not train_in_turns(chosen.folder, chosen.updates, chosen.turn):
+        chosen.folder = chosen.folder.with_name("quick-algorithmic")
+        chosen.updates, chosen.turn, chosen.last = 20, 10, 10
+    trained = (chosen.folder, chosen.updates, chosen.turn, chosen.last)
+    if not chosen.report and not train_in_turns(*trained):
         print("stopped; the same command goes on from here")
         return 130
     found = rows(chosen.folder)

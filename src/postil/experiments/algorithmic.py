@@ -67,7 +67,7 @@ SETTINGS = TrainSettings(
     experiment="algorithmic",
     mixer="feedback",
     text="algorithmic",
-    updates=3000,
+    updates=2100,
     seq_len_from=24,
     seq_len_over=1600,
     model=ModelSettings(d_model=64, n_layers=3, heads=4, positions="fixed", seq_len=96, dropout=0.0),
