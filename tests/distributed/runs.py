@@ -88,7 +88,7 @@ class Started:
         return found
 
     def until_saved(self, step: int) -> dict[int, int]:
-        deadline = time.monotonic() + 150
+        deadline = time.monotonic() + 240
         while not (self.out / "checkpoints" / f"step-{step:08d}").exists():
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, self.log.read_text()
