@@ -151,7 +151,8 @@ def _states(family: str, rows: Rows) -> str:
 # a ratio measured here.
 COMPARE = (
     "postil compare multi-head-attention aft-full aft-simple aft-local aft-conv feedback feedback-original "
-    "--experiment demo --seeds 1,2,3 --max-tokens 1000000"
+    "--experiment demo --seeds 1,2,3 --max-tokens 1000000 --threads 1 --evaluate_every 100 "
+    "--model.activation relu --optimizer.batch_size 8 --optimizer.lr 1e-3"
 )
 TRANSFORMER, AFT, FEEDBACK = "vaswani2017", "zhai2021", "fan2020"
 CLAIMS = (
