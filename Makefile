@@ -4,7 +4,7 @@ BIN := .venv/bin
 DEMO_SECONDS ?= 120
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-full faults licences lint format site browser peers clean
+.PHONY: demo test test-full faults licences lint format site notebooks figures browser peers clean
 
 demo: .venv/.demo  ## train a small model, print a table and a sample, save the loss curve
 	$(BIN)/postil train --experiment demo --out runs/demo --overwrite --max-time $(DEMO_SECONDS)
@@ -42,6 +42,14 @@ format: .venv/.dev
 
 site: .venv/.dev  ## our whole site, in three languages
 	$(BIN)/postil pages build src/postil --out site --run
+
+notebooks: .venv/.dev  ## the pages that bring something to try, as notebooks
+	$(BIN)/postil pages notebooks src/postil
+
+figures: .venv/.dev  ## what README and docs show of benchmarks/results
+	$(BIN)/python benchmarks/picture.py
+	$(BIN)/python benchmarks/claims.py
+	$(BIN)/python benchmarks/readme.py
 
 browser: tests/browser/node_modules  ## the checkers that the browser tests use (needs npm)
 
