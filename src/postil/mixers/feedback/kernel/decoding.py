@@ -161,7 +161,7 @@ def reads(state: FeedbackState) -> bool:
 
 # All addresses are counted in Python, which is cheaper than a tensor made for each.
 def step(plan: Plan, x: Tensor, state: FeedbackState, count: int, mixing: Tensor) -> Tensor:
-    r"""Compute a position that reads `count` memories; what it leaves is written to the last row of `state`."""
+    r"""Compute one position, which reads `count` memories; write its own into the last row of `state`."""
     keys, values, real = state.keys, state.values, state.real
     strides, now = keys.stride(), state.stop - 1
     x, y = x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
