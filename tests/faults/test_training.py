@@ -61,12 +61,12 @@ def killed(child, tmp_path, kills, updates, before=lambda: None, **changes):
 @pytest.mark.parametrize("kills, updates", [(3, 30), pytest.param(20, 200, marks=pytest.mark.slow)])
 def test_a_run_killed_again_and_again_ends_as_if_never_touched(child, tmp_path, kills, updates, figure):
     struck, repeated = killed(child, tmp_path, kills, updates)
-    figure(kills=kills, updates=updates, repeated=repeated)
     assert struck.differs_from(Run(child, tmp_path, "straight", updates=updates).whole()) is None
     assert repeated <= SAVE_EVERY
     assert [update for update, _ in struck.losses] == list(range(1, updates + 1))
     assert len(checkpoints.steps(struck.path / "checkpoints")) <= 3
     assert not list(struck.path.rglob(".postil-*"))
+    figure(kills=kills, updates=updates, repeated=repeated)
 
 
 def test_a_resume_that_forgets_the_optimizer_is_found_out(child, tmp_path, straight):

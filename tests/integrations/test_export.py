@@ -35,13 +35,13 @@ def make_run(mixer, path, **options):
 # A process of its own, as a user would run it: in this one the checks of shapes would be traced too.
 def export(run, to, out):
     command = [sys.executable, "-m", "postil.cli", "export", str(run), "--to", to, "--out", str(out)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
 def graph_text(out):
     program = Path(__file__).with_name("run_graphs.py")
     done = subprocess.run(
-        [sys.executable, program, out, "20", *map(str, PROMPT)], capture_output=True, text=True, timeout=120
+        [sys.executable, program, out, "20", *map(str, PROMPT)], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
