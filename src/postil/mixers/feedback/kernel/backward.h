@@ -333,7 +333,7 @@ struct Backward {
             v16 c[ROWS][N] = {};
             for (int64_t b = 0; b < rows; ++b)
                 tile<ROWS, N>(c, ds + b * CHUNK * p.L * score_stride() + i, 1, skew(), q + b * p.T * p.L * E,
-                              p.L * E, row.stop - row.start);
+                              p.L * E, row.stop - row.start, {q + (b + 1) * p.T * p.L * E, p.L * E});
             for (int64_t m = 0; m < std::min<int64_t>(ROWS, reach - i); ++m)
                 for (int n = 0; n < N; ++n) {
                     float* at = sums + (i + m) * E + n * LANES;

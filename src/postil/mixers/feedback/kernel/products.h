@@ -20,16 +20,23 @@ constexpr int ROWS = 4;
 constexpr int COLUMNS = WIDTH == 16 ? 2 : 1;
 constexpr int PANEL = COLUMNS * LANES;
 
-// c[m] += sum_k a[m, k] b[k]; the strides of a say which way round it lies. Both come from far away, and are
-// asked for 32 terms before they are needed.
+// What is fetched meanwhile, because it comes next: `stride` further for each term.
+struct Next {
+    const float* at;
+    int64_t stride;
+};
+
+// c[m] += sum_k a[m, k] b[k]; the strides of a say which way round it lies. Both are asked for some terms
+// before they are needed.
 template <int M, int N>
 static inline void tile(v16 (&c)[M][N], const float* a, int64_t row, int64_t step, const float* b,
-                        int64_t next, int64_t depth) {
-    for (int64_t k = 0; k < depth; ++k, a += step, b += next) {
+                        int64_t next, int64_t depth, Next after) {
+    for (int64_t k = 0; k < depth; ++k, a += step, b += next, after.at += after.stride) {
         v16 right[N];
-        for (int n = 0; n < N; ++n) __builtin_prefetch(b + 32 * next + n * LANES);
-        __builtin_prefetch(a + 2 * LANES);
         for (int n = 0; n < N; ++n) right[n] = load(b + n * LANES);
+        for (int n = 0; n < N; ++n) __builtin_prefetch(b + 32 * next + n * LANES);
+        for (int n = 0; n < N; ++n) __builtin_prefetch(after.at + n * LANES, 0, 2);
+        __builtin_prefetch(a + 2 * LANES);
         for (int m = 0; m < M; ++m)
             for (int n = 0; n < N; ++n) add_product(c[m][n], a[m * row], right[n]);
     }
@@ -37,9 +44,9 @@ static inline void tile(v16 (&c)[M][N], const float* a, int64_t row, int64_t ste
 
 template <int M, int N, class Then>
 static inline void tile_then(const float* a, int64_t row, int64_t step, const float* b, int64_t next,
-                             int64_t depth, int64_t m0, int64_t n0, Then&& then) {
+                             int64_t depth, Next after, int64_t m0, int64_t n0, Then&& then) {
     v16 c[M][N] = {};
-    tile<M, N>(c, a, row, step, b, next, depth);
+    tile<M, N>(c, a, row, step, b, next, depth, after);
     for (int m = 0; m < M; ++m)
         for (int n = 0; n < N; ++n) then(m0 + m, n0 + n * LANES, c[m][n]);
 }
@@ -47,21 +54,25 @@ static inline void tile_then(const float* a, int64_t row, int64_t step, const fl
 // The number of rows must be known when compiling, or the tile would not stay in registers.
 template <int M, int N, class Then>
 static inline void up_to(int64_t rows, const float* a, int64_t row, int64_t step, const float* b,
-                         int64_t next, int64_t depth, int64_t m0, int64_t n0, Then&& then) {
-    if (rows == M) return tile_then<M, N>(a, row, step, b, next, depth, m0, n0, then);
-    if constexpr (M > 1) up_to<M - 1, N>(rows, a, row, step, b, next, depth, m0, n0, then);
+                         int64_t next, int64_t depth, Next after, int64_t m0, int64_t n0, Then&& then) {
+    if (rows == M) return tile_then<M, N>(a, row, step, b, next, depth, after, m0, n0, then);
+    if constexpr (M > 1) up_to<M - 1, N>(rows, a, row, step, b, next, depth, after, m0, n0, then);
 }
 
-// c[m, n] = sum_k a[m, k] b[k, n] for one panel of columns; `then` gets each sixteen results.
+// c[m, n] = sum_k a[m, k] b[k, n] for one panel of columns; `then` gets each sixteen results. If another panel
+// follows, each block of rows fetches a part of it: memory is then never idle while the arithmetic goes on.
 template <class Then>
 static void panel_product(const float* a, int64_t row, int64_t step, int64_t rows, const float* b,
-                          int64_t next, int64_t depth, int64_t n0, int64_t columns, Then&& then) {
+                          int64_t next, int64_t depth, int64_t n0, int64_t columns, Then&& then,
+                          const float* following = nullptr) {
+    const int64_t share = columns / std::max<int64_t>(1, (rows + ROWS - 1) / ROWS);
     for (int64_t m = 0; m < rows; m += ROWS) {
         int64_t count = rows - m < ROWS ? rows - m : ROWS;
+        const Next after = following ? Next{following + m / ROWS * depth * share, share} : Next{b, next};
         if (columns == PANEL)
-            up_to<ROWS, COLUMNS>(count, a + m * row, row, step, b, next, depth, m, n0, then);
+            up_to<ROWS, COLUMNS>(count, a + m * row, row, step, b, next, depth, after, m, n0, then);
         else
-            up_to<ROWS, 1>(count, a + m * row, row, step, b, next, depth, m, n0, then);
+            up_to<ROWS, 1>(count, a + m * row, row, step, b, next, depth, after, m, n0, then);
     }
 }
 
@@ -87,9 +98,11 @@ struct Packed {
     // Columns from `first` on are enough for some callers; it is rounded down to a whole panel.
     template <class Then>
     void product(const float* a, int64_t row, int64_t rows, Then&& then, int64_t first = 0) const {
-        for (int64_t n0 = first / PANEL * PANEL; n0 < width; n0 += PANEL)
-            panel_product(a, row, 1, rows, data + n0 * depth, width - n0 < PANEL ? width - n0 : PANEL,
-                          depth, n0, width - n0 < PANEL ? width - n0 : PANEL, then);
+        for (int64_t n0 = first / PANEL * PANEL; n0 < width; n0 += PANEL) {
+            const int64_t columns = std::min<int64_t>(PANEL, width - n0);
+            panel_product(a, row, 1, rows, data + n0 * depth, columns, depth, n0, columns, then,
+                          data + (n0 + columns) * depth);
+        }
     }
 };
 
