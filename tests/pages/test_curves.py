@@ -81,7 +81,7 @@ def test_points_names_and_numbers():
     drawn = curve_figure(MADE, "x")
     paths = re.findall(r'points="([^"]*)"', drawn)
     # The greatest value is at the top of the frame, the least at its foot, the last token at its right end.
-    assert paths[0].split()[0] == "34,8.0" and paths[1].split()[-1] == "352,196.0"
+    assert paths[0].split()[0] == "42,8.0" and paths[1].split()[-1] == "354,196.0"
     assert ">1k</text>" in drawn and ">4</text>" in drawn
 
 
@@ -89,12 +89,12 @@ def test_a_long_curve_is_thinned_and_ends_where_it_ends():
     line = [[float(n), 1.0 / (n + 1)] for n in range(10_000)]
     drawn = curve_figure(results(a=[line]), "x")
     (path,) = re.findall(r'points="([^"]*)"', drawn)
-    assert 50 < len(path.split()) <= 130 and path.split()[-1].startswith("352,")
+    assert 50 < len(path.split()) <= 130 and path.split()[-1].startswith("354,")
 
 
 def test_names_of_lines_that_end_together_do_not_overlap():
     drawn = curve_figure(results(**{name: [[[0, 4], [9, 1]]] for name in "abcdef"}), "x")
-    places = [int(y) for y in re.findall(r'<text x="360" y="(\d+)"', drawn)]
+    places = [int(y) for y in re.findall(r'<text x="362" y="(\d+)"', drawn)]
     assert len(places) == 6 and min(b - a for a, b in pairwise(sorted(places))) >= 13
     assert max(places) <= 216
     # Told apart without colour: every line but the first has dashes of its own.

@@ -55,7 +55,7 @@ def read_curves(text: str) -> dict[str, list[Line]]:
 # dashes and by the name at its end too.
 _KINDS = ("b", "k", "d", "p", "c", "s")
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2", "1 3")
-_LEFT, _RIGHT, _TOP, _BOTTOM, _WIDTH, _HEIGHT = 34, 352, 8, 196, 500, 216
+_LEFT, _RIGHT, _TOP, _BOTTOM, _WIDTH, _HEIGHT = 42, 354, 8, 196, 500, 216
 _POINTS = 120
 
 
