@@ -188,7 +188,9 @@ def heat_map(values: list[list[float]], label: str) -> str:
     )
     width, height = max(map(len, values), default=1), len(values)
     edge = f"{max(width, height) * 0.005:.2g}"
-    frame = f'<rect width="{width}" height="{height}" fill="none" stroke="currentColor" stroke-width="{edge}"/>'
+    frame = (
+        f'<rect width="{width}" height="{height}" fill="none" stroke="currentColor" stroke-width="{edge}"/>'
+    )
     name = html.escape(f"{label}: {height} × {width}, {low:.3g} – {high:.3g}")
     box = f"-0.1 -0.1 {width + 0.2:g} {height + 0.2:g}"
     return f'<svg class="heat" viewBox="{box}" role="img" aria-label="{name}">{drawn}{frame}</svg>'
