@@ -44,7 +44,7 @@ HEADROOM = 20.0
 CALM = 8.0
 # Below this denominator, weights that matter may have been flushed to zero: such rows are redone elsewhere.
 TINY = 1e-25
-ROWS, COLUMNS = 256, 1024
+ROWS, COLUMNS = 128, 4096
 # Powers of two are twice as quick in PyTorch as those of $e$, the extra product included.
 LOG2E = 1 / math.log(2)
 
@@ -70,10 +70,8 @@ class Reach(NamedTuple):
 # are wanted several times over, so of a short and narrow sequence an eighth has to do.
 def chunk_rows(c: int, reach: Reach, length: int, width: int) -> int:
     r"""Rows of a chunk `width` columns wide: whole blocks; enough that only neighbouring chunks overlap."""
-    rows = ROWS
-    if width <= COLUMNS:
-        rows = min(ROWS * COLUMNS // max(width, 1), 2 * ROWS, max(ROWS // 2, length // 8))
-    return c * -(-max(min(rows, length), reach.left + reach.right, 1) // c)
+    rows = min(ROWS * COLUMNS // max(width, 1), 4 * ROWS, length // 8)
+    return c * -(-max(min(max(rows, ROWS), length), reach.left + reach.right, 1) // c)
 
 
 # ## The buffer
