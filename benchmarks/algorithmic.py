@@ -2,6 +2,7 @@ r"""The algorithmic task: a Feedback Transformer and a parallel one on the same 
 
     python benchmarks/algorithmic.py                    train both, or go on from where they are, and report
     python benchmarks/algorithmic.py --report           only report on what there is
+    python benchmarks/algorithmic.py --only feedback    one of the two, to train them at the same time
 
 Both models are the experiment's (`experiments/algorithmic`), alike in layers, width and embeddings, and read
 the same programs in the same order. They are trained in turns, so that at any time both have read as much;
@@ -31,6 +32,18 @@ from postil.training.settings import TrainSettings
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/pictures/algorithmic.svg"
 EXPERIMENT = EXPERIMENTS["algorithmic"]
+TASKS = {
+    1: EXPERIMENT,
+    3: replace(
+        EXPERIMENT,
+        seq_len_from=24,
+        seq_len_over=1600,
+        model=replace(EXPERIMENT.model, seq_len=96),
+        data=replace(EXPERIMENT.data, statements=18, variables=3),
+    ),
+}
+"""Settings by the number of variables. One variable is the smallest task that needs state at all."""
+
 MODELS = ("feedback", "multi-head-attention")
 PUBLISHED = {"feedback": (4, 99.1), "multi-head-attention": (8, 33.7)}
 """Layers, and accuracy in percent with 3 variables and 100 statements, in [fan2020], Table 1."""
@@ -38,27 +51,26 @@ PUBLISHED = {"feedback": (4, 99.1), "multi-head-attention": (8, 33.7)}
 LABELS = {"feedback": "Feedback Transformer", "multi-head-attention": "parallel transformer"}
 
 
-def settings(mixer: str, folder: Path) -> TrainSettings:
+def settings(mixer: str, folder: Path, variables: int) -> TrainSettings:
     """Give the settings of one of the runs."""
     return replace(
-        EXPERIMENT,
+        TASKS[variables],
         mixer=mixer,
         out=str(folder / mixer),
         threads=1,
         log_every=50,
         sample_every=0,
         # A turn ends with an evaluation of its own.
-        evaluate_every=10 * EXPERIMENT.updates,
+        evaluate_every=10**6,
     )
 
 
-def last_stretch(mixer: str, folder: Path, updates: int) -> TrainSettings:
-    """Give the settings of what follows: programs of full length that the run has not read."""
-    first = settings(mixer, folder)
+def last_stretch(first: TrainSettings, updates: int) -> TrainSettings:
+    """Give the settings of what follows a run: programs of full length that it has not read."""
     return replace(
         first,
-        out=str(folder / f"{mixer}-last"),
-        init_from=str(folder / mixer),
+        out=f"{first.out}-last",
+        init_from=first.out,
         updates=updates,
         seed=first.seed + 1,
         seq_len_from=None,
@@ -68,14 +80,11 @@ def last_stretch(mixer: str, folder: Path, updates: int) -> TrainSettings:
 
 
 # ## In turns
-def train_in_turns(folder: Path, updates: int, turn: int, last: int) -> bool:
-    """Train both models up to `updates` and `last` more; return whether they came so far."""
-    plans = [
-        replace(settings(mixer, folder), updates=goal)
-        for goal in [*range(turn, updates, turn), updates]
-        for mixer in MODELS
-    ]
-    return all(map(train_to_its_end, [*plans, *(last_stretch(mixer, folder, last) for mixer in MODELS)]))
+def train_in_turns(runs: list[TrainSettings], updates: int, turn: int, last: int) -> bool:
+    """Train all models up to `updates` and `last` more; return whether they came so far."""
+    goals = [*range(turn, updates, turn), updates]
+    plans = [replace(each, updates=goal) for goal in goals for each in runs]
+    return all(map(train_to_its_end, [*plans, *(last_stretch(each, last) for each in runs)]))
 
 
 def train_to_its_end(plan: TrainSettings) -> bool:
@@ -134,12 +143,36 @@ def first_values(programs: list[Program]) -> float:
     return right / asked
 
 
+def without_conditions(programs: list[Program]) -> float:
+    """Share of answers that are right if every change is followed that stands under no condition.
+
+    Sums of changes do not depend on their order, so attention can take them without keeping state.
+    """
+    right = asked = 0
+    for tokens, answers in programs:
+        said = [answer for answer in answers if answer is not None]
+        words = [tuple(part.split()) for part in " ".join(tokens).removesuffix("END").split(";")]
+        values: dict[str, int] = {}
+        found = []
+        for statement in words:
+            match statement:
+                case (name, "=", number):
+                    values[name] = int(number)
+                case (name, "++" | "--" as change):
+                    values[name] += 1 if change == "++" else -1
+                case ("print", name):
+                    found.append(values[name])
+        asked += len(said)
+        right += sum(a == b for a, b in zip(said, found, strict=True))
+    return right / asked
+
+
 # ## Report
-def rows(folder: Path) -> list[dict[str, Any]]:
+def rows(folder: Path, variables: int) -> list[dict[str, Any]]:
     """Give one row a model."""
     curves = {mixer: curve(folder, mixer) for mixer in MODELS}
     shared = sorted(set.intersection(*(set(each) for each in curves.values())))
-    data, size = EXPERIMENT.data, EXPERIMENT.optimizer.batch_size
+    data, size = TASKS[variables].data, TASKS[variables].optimizer.batch_size
     programs = [make_program(-n, data.statements, data.variables) for n in range(1, 1001)]
     found = []
     for mixer in MODELS:
@@ -156,6 +189,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
                 "bits_per_printed_value": round(last["bits"], 4),
                 "always_the_commonest_value": round(commonest(programs), 4),
                 "changes_overlooked": round(first_values(programs), 4),
+                "conditions_overlooked": round(without_conditions(programs), 4),
                 "published": {"accuracy": published / 100, "layers": layers, "statements": 100},
                 "sizes": sizes(record),
                 "updates": last["update"],
@@ -196,77 +230,86 @@ def sizes(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw accuracy over programs read, with the published figures beside it."""
+    """Draw accuracy over programs read, one chart a task, with what others get beside it."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
-    axes = figure.subplots()
-    colours = dict(zip(MODELS, ("#0550ae", "#9a6700"), strict=True))
-    for row in found:
-        colour, layers = colours[row["name"]], row["sizes"]["L"]
-        x, y = zip(*((0, row["always_the_commonest_value"]), *row["curve"]), strict=True)
-        axes.plot(
-            x[1:],
-            [100 * value for value in y[1:]],
-            color=colour,
-            label=f"{LABELS[row['name']]}, {layers} layers: {100 * row['accuracy']:.1f} %",
-        )
-        published = row["published"]
-        axes.axhline(100 * published["accuracy"], color=colour, linewidth=0.8, linestyle=":")
-        axes.annotate(
-            f"published, {published['layers']} layers, 100 statements: {100 * published['accuracy']:.1f} %",
-            (1, 100 * published["accuracy"]),
-            xycoords=("axes fraction", "data"),
-            textcoords="offset points",
-            xytext=(-4, 3),
-            ha="right",
-            fontsize=7,
-            color=colour,
-        )
-    chance = 100 * found[0]["always_the_commonest_value"]
-    axes.axhline(chance, color="#8c959f", linewidth=0.8)
-    axes.annotate(
-        "always the commonest value", (0, chance), textcoords="offset points", xytext=(4, 3), fontsize=7
-    )
-    statements, variables = found[0]["statements"], found[0]["variables"]
-    axes.set(
-        xlabel=f"programs read, of {statements} statements over {variables} variables",
-        ylabel="printed values that are right, %",
-        ylim=(0, 102),
-        xlim=(0, None),
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False, loc="center right")
+    tasks = sorted({row["variables"] for row in found})
+    figure = Figure(figsize=(1 + 4.5 * len(tasks), 4.2), layout="constrained")
+    for axes, variables in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
+        _chart(axes, [row for row in found if row["variables"] == variables])
     path.parent.mkdir(parents=True, exist_ok=True)
     # The ids in an SVG are drawn at random unless salted: the same data gives the same file.
     with rc_context({"svg.hashsalt": "postil"}):
         figure.savefig(path, metadata={"Date": None})
 
 
+COLOURS = dict(zip(MODELS, ("#0550ae", "#9a6700"), strict=True))
+
+
+def _chart(axes: Any, found: list[dict[str, Any]]) -> None:
+    for row in found:
+        x, y = zip(*row["curve"], strict=True)
+        label = f"{LABELS[row['name']]}, {row['sizes']['L']} layers: {100 * row['accuracy']:.1f} %"
+        axes.plot(x, [100 * value for value in y], color=COLOURS[row["name"]], marker="o", ms=3, label=label)
+        if row["variables"] == 3:
+            theirs = row["published"]
+            text = f"published: {theirs['layers']} layers, 100 statements, {100 * theirs['accuracy']:.1f} %"
+            _line(axes, theirs["accuracy"], text, COLOURS[row["name"]])
+    _line(axes, found[0]["conditions_overlooked"], "all conditions overlooked", "#57606a")
+    statements, variables = found[0]["statements"], found[0]["variables"]
+    axes.set(
+        xlabel=f"programs read: {statements} statements, {variables} variable{'s' if variables > 1 else ''}",
+        ylabel="printed values that are right, %",
+        ylim=(0, 106),
+        xlim=(0, None),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, loc="lower right", fontsize=8)
+
+
+def _line(axes: Any, height: float, text: str, colour: str) -> None:
+    axes.axhline(100 * height, color=colour, linewidth=0.8, linestyle=":")
+    axes.annotate(
+        text,
+        (0, 100 * height),
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        xytext=(4, 2),
+        fontsize=7,
+        color=colour,
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=EXPERIMENT.updates, help="of each model, in turns")
+    parser.add_argument("--variables", type=int, choices=TASKS, action="append", help="tasks; default: all")
+    parser.add_argument("--only", choices=MODELS, action="append", help="models to train; default: both")
     parser.add_argument("--turn", type=int, default=300, help="updates of one before the other's turn")
     parser.add_argument("--last", type=int, default=450, help="updates of the last stretch")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/benchmark-algorithmic")
     parser.add_argument("--report", action="store_true", help="train nothing")
-    parser.add_argument("--quick", action="store_true", help="a few updates, to see that it works")
     chosen = parser.parse_args()
-    if chosen.quick:
-        chosen.folder = chosen.folder.with_name("quick-algorithmic")
-        chosen.updates, chosen.turn, chosen.last = 20, 10, 10
-    trained = (chosen.folder, chosen.updates, chosen.turn, chosen.last)
-    if not chosen.report and not train_in_turns(*trained):
-        print("stopped; the same command goes on from here")
-        return 130
-    found = rows(chosen.folder)
+    for variables in [] if chosen.report else chosen.variables or TASKS:
+        folder = chosen.folder / f"variables-{variables}"
+        runs = [settings(mixer, folder, variables) for mixer in chosen.only or MODELS]
+        if not train_in_turns(runs, TASKS[variables].updates or 0, chosen.turn, chosen.last):
+            print("stopped; the same command goes on from here")
+            return 130
+    if chosen.only:
+        return 0
+    there = [
+        n for n in TASKS if all((chosen.folder / f"variables-{n}" / f"{m}-last").exists() for m in MODELS)
+    ]
+    found = [row for n in there for row in rows(chosen.folder / f"variables-{n}", n)]
     for row in found:
-        print(f"{row['name']}: {100 * row['accuracy']:.1f} % after {row['programs']:,} programs")
-    if not chosen.quick:
-        print(write_results("algorithmic", found))
-        draw(found, PICTURE)
+        print(
+            f"{row['variables']} variables, {row['name']}: {100 * row['accuracy']:.1f} % right after "
+            f"{row['programs']:,} programs"
+        )
+    print(write_results("algorithmic", found))
+    draw(found, PICTURE)
     return 0
 
 

@@ -6,7 +6,7 @@ taken away. What remains is state: a value that changes from statement to statem
 
     postil train --experiment algorithmic --out runs/algorithmic
     postil train --experiment algorithmic --mixer multi-head-attention --out runs/parallel
-    postil sample runs/algorithmic --prompt "x = 4 ; y = 7 ; z = 2 ; x ++ ; if x < y : y -- ; print y"
+    postil sample runs/algorithmic --prompt "x = 4 ; x ++ ; if x < 6 : x ++ ; print x"
 
 [fan2020] train on programs of 100 statements and report that this share of the printed values is right:
 
@@ -17,21 +17,21 @@ taken away. What remains is state: a value that changes from statement to statem
 
 Theirs is a training for GPUs: width 256, 50,000 updates of 512 programs, a learning rate of 0.0001. Here
 everything is smaller, so that minutes on one processor core show the difference: three layers of width 64
-for both models, 18 statements, 32 programs in an update. `benchmarks/algorithmic.py` trains both on the same
-programs; what it finds is about these programs, not about those of the table, which are a matter of flags
-(`--data.statements 100 --model.seq_len 512`) and of time.
+for both models, 32 programs in an update, and one variable. One is enough to need state, for whether
+`if x < 5 : x ++` changes anything depends on all that came before. With three variables the same minutes
+bring neither model further than overlooking every condition would. `benchmarks/algorithmic.py` trains both on
+either task, and what it finds is about these programs, not about those of the table.
 
-![Share of printed values that were right, over programs read, of both models on the same
-programs.](/benchmarks/results/algorithmic.json)
+    postil train --experiment algorithmic --data.variables 3 --data.statements 100 --model.seq_len 512
 
 ## Try it
 
-Change a program and see which statements the model has followed. It was trained on three variables, all of
-which must be assigned at the beginning.
+Change the program and see which statements the model has followed. It knows no variable but `x`, which must
+be assigned at the beginning.
 
 ```python notebook parameters
-mixer, updates = "feedback", 1200
-program = "x = 4 ; y = 7 ; z = 2 ; x ++ ; if x < y : y -- ; z ++ ; print y"
+mixer, updates = "feedback", 2100
+program = "x = 4 ; x ++ ; if x < 6 : x ++ ; if x > 8 : x -- ; print x"
 ```
 
 ```python notebook
@@ -71,15 +71,15 @@ SETTINGS = TrainSettings(
     mixer="feedback",
     text="algorithmic",
     updates=2100,
-    seq_len_from=24,
-    seq_len_over=1600,
-    model=ModelSettings(d_model=64, n_layers=3, heads=4, positions="fixed", seq_len=96, dropout=0.0),
-    data=DataSettings(statements=18, variables=3),
+    seq_len_from=16,
+    seq_len_over=900,
+    model=ModelSettings(d_model=64, n_layers=3, heads=4, positions="fixed", seq_len=64, dropout=0.0),
+    data=DataSettings(statements=15, variables=1),
     optimizer=OptimizerSettings(
         lr=2e-3, schedule="constant", warmup=100, weight_decay=0.0, batch_size=32, clip=1.0
     ),
     evaluate_every=200,
     evaluate_windows=128,
-    prompt="x = 4 ; y = 7 ; z = 2 ; x ++ ; if x < y : y -- ; z ++ ; print y",
+    prompt="x = 4 ; x ++ ; if x < 6 : x ++ ; if x > 8 : x -- ; print x",
     sample_tokens=1,
 )
