@@ -1,6 +1,6 @@
 r"""The Attention Free Transformer on pictures, measured: bits per dimension on digits, and samples.
 
-`python benchmarks/aft_images.py` trains the three variants of `postil.experiments.aft_images`, about a minute
+`python benchmarks/aft_images.py` trains the three variants of `postil.experiments.aft_images`, a minute or two
 each on one core, and draws what the best of them makes: eight rows of samples above eight rows of real digits
 that it has not seen. It needs scikit-learn and matplotlib, and no other library to compare with.
 """
@@ -68,7 +68,7 @@ def independent_pixels() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=1500)
+    parser.add_argument("--updates", type=int, default=400)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     rows, best = [independent_pixels()], torch.empty(0)

@@ -1,6 +1,6 @@
 r"""The Attention Free Transformer, trained beside attention and beside labml-nn's.
 
-`python benchmarks/aft_training.py` trains three small language models on Tiny Shakespeare, some three minutes
+`python benchmarks/aft_training.py` trains three small language models on Tiny Shakespeare, two or three minutes
 each on one core: AFT-local, multi-head attention, and labml-nn's AFT-local where it is installed (see
 `aft.py`). The text is read from `POSTIL_DATA` or from a file that is named. The layers around the mixers are
 the same, and so are the first weights, the batches and their order. Position biases are parameters too, so
@@ -138,7 +138,7 @@ def train(name: str, updates: int, symbols: int, training: Tensor, validation: T
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=1000)
+    parser.add_argument("--updates", type=int, default=500)
     folder = Path(os.environ.get("POSTIL_DATA", "."))
     parser.add_argument("--text", type=Path, default=folder / "tiny-shakespeare/input.txt")
     chosen = parser.parse_args()

@@ -179,12 +179,23 @@ def _literal(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach) -> Ten
     return torch.sigmoid(q) * log_space_mean(k, v, literal_bias(bias, reach, rows, k.shape[0]).to(k.dtype))
 
 
+# The compiler counts the arguments of `forward` to learn whether one of them is a context.
 class _Gradients(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*arguments: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _backward_op(*arguments)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        g: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        bias: Tensor,
+        y: Tensor,
+        den: Tensor,
+        references: Tensor,
+        numbers: list[int],
+    ) -> Any:
+        return _backward_op(g, q, k, v, bias, y, den, references, numbers)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -208,8 +219,10 @@ class _GatedMean(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*arguments: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return _forward_op(*arguments)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        q: Tensor, k: Tensor, v: Tensor, bias: Tensor, numbers: list[int]
+    ) -> Any:
+        return _forward_op(q, k, v, bias, numbers)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
