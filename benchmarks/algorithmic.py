@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -224,7 +225,7 @@ def sizes(record: dict[str, Any]) -> dict[str, Any]:
         "D": m["d_model"],
         "L": m["n_layers"],
         "H": m["heads"],
-        "d_ff": m["d_ff"],
+        "d_ff": m["d_ff"] or 4 * m["d_model"],
         "parameters": record["parameters"],
     }
 
@@ -240,7 +241,7 @@ def draw(found: list[dict[str, Any]], path: Path) -> None:
         _chart(axes, [row for row in found if row["variables"] == variables])
     path.parent.mkdir(parents=True, exist_ok=True)
     # The ids in an SVG are drawn at random unless salted: the same data gives the same file.
-    with rc_context({"svg.hashsalt": "postil"}):
+    with rc_context({"svg.hashsalt": "postil", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None})
 
 
@@ -308,6 +309,8 @@ def main() -> int:
             f"{row['variables']} variables, {row['name']}: {100 * row['accuracy']:.1f} % right after "
             f"{row['programs']:,} programs"
         )
+    # However it was trained, in one go or several: the command without options makes these results.
+    sys.argv = sys.argv[:1]
     print(write_results("algorithmic", found))
     draw(found, PICTURE)
     return 0

@@ -108,7 +108,8 @@ def _feedback_decodes(rows: Rows) -> str:
 
 def _accuracies(rows: Rows) -> str:
     def one(row: dict[str, Any]) -> str:
-        smaller = f"{row['statements']} statements, {row['variables']} variables"
+        plural = "" if row["variables"] == 1 else "s"
+        smaller = f"{row['statements']} statements, {row['variables']} variable{plural}"
         return (
             f"{row['name']} of {row['sizes']['L']} layers {100 * row['accuracy']:.1f} % ({smaller}, after "
             f"{row['programs']:,} programs and {row['cpu_seconds'] / 60:.0f} minutes of one core)"
