@@ -1,8 +1,8 @@
 r"""The Attention Free Transformer on pictures, measured: bits per dimension on digits, and samples.
 
-`python benchmarks/aft_images.py` trains the three variants of `postil.experiments.aft_images`, a minute or two
-each on one core, and draws what the best of them makes: eight rows of samples above eight rows of real digits
-that it has not seen. It needs scikit-learn and matplotlib, and no other library to compare with.
+`python benchmarks/aft_images.py` trains the three variants of `postil.experiments.aft_images`, a minute or
+two each on one core, and draws what the best of them makes: eight rows of samples above eight rows of real
+digits that it has not seen. It needs scikit-learn and matplotlib, and no other library to compare with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""The Attention Free Transformer, trained beside attention and beside labml-nn's.
 
-`python benchmarks/aft_training.py` trains three small language models on Tiny Shakespeare, two or three minutes
-each on one core: AFT-local, multi-head attention, and labml-nn's AFT-local where it is installed (see
+`python benchmarks/aft_training.py` trains three small language models on Tiny Shakespeare, two or three
+minutes each on one core: AFT-local, multi-head attention, and labml-nn's AFT-local where it is installed (see
 `aft.py`). The text is read from `POSTIL_DATA` or from a file that is named. The layers around the mixers are
 the same, and so are the first weights, the batches and their order. Position biases are parameters too, so
 the feed-forward networks beside attention, which has none, are a little wider.
