@@ -44,7 +44,7 @@ HEADROOM = 20.0
 CALM = 8.0
 # Below this denominator, weights that matter may have been flushed to zero: such rows are redone elsewhere.
 TINY = 1e-25
-ROWS, COLUMNS = 128, 4096
+ROWS, COLUMNS = 128, 2048
 # Powers of two are twice as quick in PyTorch as those of $e$, the extra product included.
 LOG2E = 1 / math.log(2)
 
