@@ -45,7 +45,7 @@ def plan(settings: dict[str, TrainSettings], *, equal_parameters: bool = False) 
     contenders: list[Contender] = []
     for name, own in settings.items():
         # Samples written during training would count as training, most for the model that writes slowest.
-        own = _without_idle_distances(replace(own, sample_every=0))
+        own = replace(own, sample_every=0)
         own.check()
         # The default text is looked up once and named, so that a resumed comparison cannot find another.
         corpus = find_corpus(own)
@@ -55,15 +55,6 @@ def plan(settings: dict[str, TrainSettings], *, equal_parameters: bool = False) 
             own = _resized(name, own, vocab_size, contenders[0].parameters)
         contenders.append(Contender(name, own, count_parameters(own, vocab_size)))
     return contenders
-
-
-# The Feedback Transformer tells 4,096 distances apart by default. Those beyond a window are never learnt, and
-# yet they would count: at width 128 as half a million parameters a layer.
-def _without_idle_distances(settings: TrainSettings) -> TrainSettings:
-    if not settings.mixer.startswith("feedback"):
-        return settings
-    options = {"positions": settings.model.seq_len, **settings.model.options}
-    return replace(settings, model=replace(settings.model, options=options))
 
 
 # Updates are a budget only if an update is the same number of tokens for all.

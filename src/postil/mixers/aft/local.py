@@ -277,8 +277,8 @@ def table_to_band(table: Float[Tensor, "T T"], window: int) -> Float[Tensor, "T 
 # }
 # ```
 #
-# With `local_window_size=2` no bias reaches so far back, and the error stays at 0.74 instead of 0.01; guessing
-# 0 gives 1. On a text, with the biases of every layer at the end:
+# With `local_window_size=2` no bias reaches so far back, and the error stays at 0.74 instead of 0.01;
+# guessing 0 gives 1. On a text, with the biases of every layer at the end:
 #
 # ```sh
 # postil train --experiment aft --max-time 120 --out runs/aft
