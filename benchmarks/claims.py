@@ -250,7 +250,7 @@ CLAIMS = (
     ),
     Claim(
         AFT,
-        "On pictures, biases that know what is above help: digits of 8 x 8 pixels, bits per dimension",
+        "Local and convolutional biases serve pictures as well: digits of 8 x 8 pixels, bits per dimension",
         "other pictures and sizes",
         "aft-images",
         "python benchmarks/aft_images.py",
