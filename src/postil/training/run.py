@@ -141,6 +141,8 @@ def _prepare(
     # What is resumed has left its beginning behind, and the run that it came from may be gone.
     def build() -> LanguageModel:
         model = build_language_model(settings.mixer, settings.model, text.tokenizer.vocab_size)
+        for remark in getattr(model.backbone, "remarks", list)():
+            console.print(remark, style="yellow", markup=False)
         if settings.init_from is not None and checkpoint is None:
             begun.update(begin_from(settings.init_from, model, settings, text.tokenizer))
         return model

@@ -264,6 +264,8 @@ def test_a_labml_checkpoint_gives_labml_results(shared: bool) -> None:
 def test_other_feed_forwards_are_walked_through(shared: bool) -> None:
     model = build(shared, feed_forward=GatedFeedForward(D, F, 0.0), window=3)
     assert not model.layers[0].is_standard
+    assert ["ReLU" in remark for remark in model.remarks()] == [True]
+    assert not build(shared).remarks()
     x = sequence(9, 2).requires_grad_()
     keys = torch.tensor([[1, 0], [1, 1], [1, 0]] * 3, dtype=torch.bool)
     y = model(x, Mask(keys=keys))

@@ -125,8 +125,22 @@ class FeedbackBackbone(nn.Module):
         noise = self._noise(x, span) if self.training else None
         return hide_padding(x, mask), self._gather(reach), memory, allowed, window, noise
 
+    # Which form computes a model follows from its layers. Where that costs hours, training says so.
+    def remarks(self) -> list[str]:
+        r"""Say what a person should know before training this model."""
+        if self._is_standard:
+            return []
+        return [
+            "this model is computed layer by layer and position by position, which is many times slower: whole "
+            "sequences are computed at once for feed-forward networks of ReLU with biases (--model.activation relu)"
+        ]
+
+    @property
+    def _is_standard(self) -> bool:
+        return all(layer.is_standard for layer in self.layers)
+
     def _compute(self, *operands: object) -> tuple[Tensor, Memory]:
-        if all(layer.is_standard for layer in self.layers):
+        if self._is_standard:
             return feedback_transformer(*operands, recompute=self.recompute)  # type: ignore[arg-type]
         return self._walk(*operands)  # type: ignore[arg-type]
 
@@ -253,7 +267,7 @@ class FeedbackBackbone(nn.Module):
 
         key_value, key_value_bias = self.key_value()
         memory = self.norm_memory
-        standard = all(layer.is_standard for layer in self.layers)
+        standard = self._is_standard
         none = self.norm.weight.new_empty(0)
         return FeedbackWeights(
             stacked("norm_self_attn", "weight"),
@@ -282,7 +296,7 @@ class FeedbackBackbone(nn.Module):
     # A layer may be given other probabilities than its neighbours; so each draws its own.
     def _noise(self, x: Tensor, span: int) -> Noise | None:
         layers: list[Any] = list(self.layers)
-        if not all(layer.is_standard for layer in layers):
+        if not self._is_standard:
             return None
         probabilities = [
             (layer.attn.dropout.p, layer.dropout.p, layer.feed_forward.dropout.p, layer.dropout.p)
