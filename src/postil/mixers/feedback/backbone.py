@@ -131,8 +131,8 @@ class FeedbackBackbone(nn.Module):
         if self._is_standard:
             return []
         return [
-            "this model is computed layer by layer and position by position, which is many times slower: whole "
-            "sequences are computed at once for feed-forward networks of ReLU with biases (--model.activation relu)"
+            "this model is computed position by position and layer by layer, which is many times slower; the "
+            "fast forms know feed-forward networks of ReLU with biases (--model.activation relu)"
         ]
 
     @property
