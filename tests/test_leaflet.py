@@ -19,9 +19,9 @@ CSS = Path(postil.leaflet.__file__).parent / "pages/assets/page.css"
 
 
 def test_colours_are_those_of_the_site():
-    for colours, start in ((LIGHT, ":root {"), (DARK, ':root[data-theme="dark"] {')):
-        block = CSS.read_text().split(start, 1)[1].split("}", 1)[0]
-        of_site = dict(re.findall(r"--(\w+): (#\w{6});", block))
+    found = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\);", CSS.read_text())
+    for colours, side in ((LIGHT, 1), (DARK, 2)):
+        of_site = {each[0]: each[side] for each in found}
         assert {name: of_site[name] for name in colours} == colours
 
 

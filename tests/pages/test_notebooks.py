@@ -158,4 +158,4 @@ def test_a_notebook_runs_from_scratch(path, cache, tmp_path, monkeypatch):
     shown = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert any("image/png" in output.get("data", ()) for output in shown)
     said = "".join(output.get("text", "") for output in shown)
-    assert {"aft_images": "bits per dimension", "algorithmic": "; print y"}.get(path.stem, "It is") in said
+    assert {"aft_images": "bits per dimension", "algorithmic": "; print x"}.get(path.stem, "It is") in said

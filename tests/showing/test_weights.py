@@ -12,7 +12,11 @@ from postil.showing.weights import CHANNELS, _noting
 
 T = 9
 IDS = torch.tensor([3, 1, 4, 1, 5, 9, 2, 6, 5])
-OPTIONS = {"aft-local": {"local_window_size": 4}, "aft-conv": {"kernel_size": 4}}
+OPTIONS = {
+    "aft-local": {"local_window_size": 4},
+    "aft-conv": {"kernel_size": 4},
+    "aft-conv-2d": {"width": 3, "kernel_size": 3},
+}
 
 
 def model_of(mixer: str):

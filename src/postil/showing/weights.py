@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from postil.language_model import LanguageModel
 from postil.masks import Mask, dense_mask
-from postil.mixers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple
-from postil.mixers.aft.conv import conv_bias
+from postil.mixers.aft import AFTConv, AFTConv2d, AFTFull, AFTLocal, AFTSimple
+from postil.mixers.aft.conv import KernelLayer, conv_bias
+from postil.mixers.aft.conv2d import image_bias
 from postil.mixers.aft.layer import AFTLayer
 from postil.mixers.aft.local import local_bias
 from postil.mixers.feedback import FeedbackAttention
@@ -116,7 +117,7 @@ def _aft(mixer: AFTLayer, layer: int, x: Float[Tensor, "T 1 D"]) -> list[Picture
     logits = k[None] if bias is None else k[None] + bias
     allowed = dense_mask(CAUSAL, len(x), len(x), x.device)
     weights = logits.expand(len(x), -1, -1).masked_fill(~allowed, -math.inf).softmax(dim=1)
-    if isinstance(mixer, AFTConv):
+    if isinstance(mixer, KernelLayer):
         shown = _by_head("AFT weights", layer, weights)
     else:
         chosen = k.std(dim=0).topk(min(CHANNELS, k.shape[1])).indices.tolist()
@@ -124,7 +125,7 @@ def _aft(mixer: AFTLayer, layer: int, x: Float[Tensor, "T 1 D"]) -> list[Picture
         shown += [Picture("AFT weights", layer, f"channel {c + 1}", weights[:, :, c]) for c in chosen]
     if bias is not None:
         seen = bias.masked_fill(~allowed, 0.0)
-        if isinstance(mixer, AFTConv):
+        if isinstance(mixer, KernelLayer):
             shown += _by_head("position biases", layer, seen)
         else:
             shown.append(Picture("position biases", layer, "all channels", seen[:, :, 0]))
@@ -136,6 +137,9 @@ def _position_biases(mixer: AFTLayer, length: int) -> Float[Tensor, "T S heads"]
         return None
     if isinstance(mixer, AFTConv):
         return conv_bias(mixer.biases(), mixer.centre, length, length).permute(1, 2, 0)
+    if isinstance(mixer, AFTConv2d):
+        at = torch.arange(length, device=mixer.biases().device)
+        return image_bias(mixer.biases(), mixer.width, at, at).permute(1, 2, 0)
     if isinstance(mixer, AFTLocal):
         return local_bias(mixer.pos_bias, length, length)[:, :, None]
     if isinstance(mixer, AFTFull):
