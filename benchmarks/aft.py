@@ -10,7 +10,6 @@ shape can be faster. All are causal but the peers that cannot be. Ratios are of 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -20,14 +19,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from measure import compare, peak_memory, print_peak, steady_malloc, write_results
+from measure import (
+    compare,
+    forward_pass,
+    installed,
+    peak_memory,
+    print_peak,
+    steady_malloc,
+    training_pass,
+    write_results,
+)
 from postil.masks import Mask
 from postil.mixers.aft import AFTConv, AFTFull, AFTLocal, AFTSimple, aft_local
 from postil.mixers.multi_head_attention import MultiHeadAttention
 
 WINDOW = 32
 CAUSAL = Mask(causal=True)
-PEERS = ("labml_nn", "aft_pytorch", "aft_pt")
+PEERS = {"labml-nn AFTLocal": "labml_nn", "aft-pytorch AFTFull": "aft_pytorch", "aft-pt AFTFull": "aft_pt"}
+PACKAGES = ("labml-nn", "aft-pytorch", "aft-pt")
 SIZES = [(256, 32, 256), (1024, 8, 256), (4096, 4, 128), (4096, 4, 256), (16384, 1, 256), (65536, 1, 256)]
 
 
@@ -98,48 +107,20 @@ def candidate(name: str, t: int, b: int, d: int) -> tuple[nn.Module, Callable[[T
     return module, lambda x: module(query=x, key=x, value=x, mask=CAUSAL), x
 
 
-def forward(name: str, t: int, b: int, d: int) -> Callable[[], Any]:
-    _, call, x = candidate(name, t, b, d)
-
-    def run() -> None:
-        with torch.no_grad():
-            call(x)
-
-    return run
-
-
-def backward(name: str, t: int, b: int, d: int) -> Callable[[], Any]:
-    module, call, x = candidate(name, t, b, d)
-    x.requires_grad_()
-    g = torch.randn_like(x)
-
-    def run() -> None:
-        x.grad = None
-        module.zero_grad()
-        call(x).backward(g)
-
-    return run
-
-
 def names(t: int, *, variants: bool) -> list[str]:
     chosen = ["linear layers", "AFTLocal", *(["AFTSimple", "AFTConv"] if variants else [])]
     if t <= 16384:
         chosen.append("SDPA attention")
     if t <= 4096:
         chosen += ["AFTFull"] if variants else []
-        chosen += [n for n in ("labml-nn AFTLocal", "aft-pytorch AFTFull", "aft-pt AFTFull") if _installed(n)]
+        chosen += [name for name, package in PEERS.items() if installed(package)]
     return chosen
-
-
-def _installed(name: str) -> bool:
-    package = {"labml-nn": "labml_nn"}.get(name.split()[0], name.split()[0].replace("-", "_"))
-    return importlib.util.find_spec(package) is not None
 
 
 def speed(sizes: list[tuple[int, int, int]], rounds: int, *, variants: bool) -> Iterator[dict[str, Any]]:
     for t, b, d in sizes:
-        for kind, make in (("forward", forward), ("forward+backward", backward)):
-            runs = {name: make(name, t, b, d) for name in names(t, variants=variants)}
+        for kind, make in (("forward", forward_pass), ("forward+backward", training_pass)):
+            runs = {name: make(*candidate(name, t, b, d)) for name in names(t, variants=variants)}
             times = compare(runs, rounds=rounds)
             against = {n: times[n]["ratio"].get("AFTLocal", {}).get("median", 1.0) for n in times}
             floor = times["AFTLocal"]["ratio"]["linear layers"]
@@ -153,7 +134,7 @@ def speed(sizes: list[tuple[int, int, int]], rounds: int, *, variants: bool) -> 
 def memory(lengths: list[int]) -> Iterator[dict[str, Any]]:
     for name in ("AFTLocal", "labml-nn AFTLocal", "linear layers"):
         for t in lengths:
-            if name.startswith("labml") and (t > 4096 or not _installed(name)):
+            if name.startswith("labml") and (t > 4096 or not installed(PEERS[name])):
                 continue
             peak = peak_memory([sys.executable, __file__, "--peak", name, str(t)])
             row = {"what": "peak memory, forward+backward", "name": name, "T": t, "B": 1, "D": 256}
@@ -226,8 +207,8 @@ def main() -> None:
     torch.manual_seed(0)
     if chosen.peak:
         name, t = chosen.peak[0], int(chosen.peak[1])
-        backward(name, 64, 1, 256)()
-        print_peak(lambda: backward(name, t, 1, 256)())
+        training_pass(*candidate(name, 64, 1, 256))()
+        print_peak(lambda: training_pass(*candidate(name, t, 1, 256))())
         return
     steady_malloc()
     measured = chain(
@@ -236,12 +217,11 @@ def main() -> None:
         errors([4096, 65536] if chosen.full else [4096]),
         memory([1024, 4096, 16384, 65536] if chosen.full else [1024, 4096]),
     )
-    versions = tuple(n for n in ("labml-nn", "aft-pytorch", "aft-pt") if _installed(n))
     # Written after every row: a run that is cut short has measured what it has measured.
     rows = []
     for row in measured:
         rows.append(row)
-        path = write_results("aft" if chosen.full else "aft-quick", rows, versions)
+        path = write_results("aft" if chosen.full else "aft-quick", rows, PACKAGES)
     print(path)
 
 

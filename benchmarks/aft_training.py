@@ -12,7 +12,6 @@ One run of each says which model learns and roughly how fast; it does not settle
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import os
 import time
@@ -22,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from measure import write_results
+from measure import installed, write_results
 from postil.language_model import LanguageModel, next_token_loss
 from postil.masks import MaskLike, as_mask, dense_mask
 from postil.mixers.aft import AFTLocal
@@ -144,12 +143,12 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     training, validation, symbols = read(chosen.text)
-    peer = importlib.util.find_spec("labml_nn") is not None
+    peer = installed("labml_nn")
     names, rows = [name for name in FEED_FORWARD if peer or not name.startswith("labml")], []
     for name in names:
         rows.append(train(name, chosen.updates, symbols, training, validation))
         print(rows[-1])
-        write_results("aft-training", rows, ("labml-nn", "labml") if peer else ())
+        write_results("aft-training", rows, ("labml-nn", "labml"))
 
 
 if __name__ == "__main__":

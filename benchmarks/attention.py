@@ -10,7 +10,6 @@ attention of PyTorch, labml-nn holds its weights. What is measured besides is wh
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,7 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from measure import compare, peak_memory, print_peak, steady_malloc, write_results
+from measure import (
+    compare,
+    forward_pass,
+    installed,
+    peak_memory,
+    print_peak,
+    steady_malloc,
+    training_pass,
+    write_results,
+)
 from postil.masks import Mask
 from postil.mixers.multi_head_attention import MultiHeadAttention
 
@@ -29,6 +37,7 @@ PEERS = {
     "labml-nn MultiHeadAttention": "labml_nn",
     "x-transformers Attention": "x_transformers",
 }
+PACKAGES = ("labml-nn", "x-transformers")
 SIZES = [(256, 8, 256), (1024, 2, 256), (1024, 2, 512), (4096, 1, 256)]
 
 
@@ -52,39 +61,16 @@ def candidate(name: str, t: int, b: int, d: int) -> tuple[nn.Module, Callable[[T
     return module, module, x.transpose(0, 1).contiguous()
 
 
-def forward(name: str, t: int, b: int, d: int) -> Callable[[], Any]:
-    _, call, x = candidate(name, t, b, d)
-
-    def run() -> None:
-        with torch.no_grad():
-            call(x)
-
-    return run
-
-
-def backward(name: str, t: int, b: int, d: int) -> Callable[[], Any]:
-    module, call, x = candidate(name, t, b, d)
-    x.requires_grad_()
-    g = torch.randn_like(x)
-
-    def run() -> None:
-        x.grad = None
-        module.zero_grad()
-        call(x).backward(g)
-
-    return run
-
-
 def names(t: int) -> list[str]:
     # Whoever holds the weights needs T * T numbers a head and text.
-    there = [name for name, package in PEERS.items() if importlib.util.find_spec(package) is not None]
+    there = [name for name, package in PEERS.items() if installed(package)]
     return [OURS, *(name for name in there if t <= 1024 or not name.startswith("labml-nn"))]
 
 
 def speed(sizes: list[tuple[int, int, int]], rounds: int) -> Iterator[dict[str, Any]]:
     for t, b, d in sizes:
-        for kind, make in (("forward", forward), ("forward+backward", backward)):
-            times = compare({name: make(name, t, b, d) for name in names(t)}, rounds=rounds)
+        for kind, make in (("forward", forward_pass), ("forward+backward", training_pass)):
+            times = compare({name: make(*candidate(name, t, b, d)) for name in names(t)}, rounds=rounds)
             against = {name: v["ratio"][OURS]["median"] for name, v in times.items() if name != OURS}
             print(f"{kind:17} T={t} B={b} D={d}: times slower than ours: {against}", flush=True)
             yield (
@@ -112,17 +98,12 @@ def main() -> None:
     torch.manual_seed(0)
     if chosen.peak:
         name, t = chosen.peak[0], int(chosen.peak[1])
-        backward(name, 64, 1, 256)()
-        print_peak(lambda: backward(name, t, 1, 256)())
+        training_pass(*candidate(name, 64, 1, 256))()
+        print_peak(lambda: training_pass(*candidate(name, t, 1, 256))())
         return
     steady_malloc()
     rows = list(speed(SIZES if chosen.full else SIZES[:2], 9 if chosen.full else 5))
-    print(write_results("attention" if chosen.full else "attention-quick", rows, versions()))
-
-
-def versions() -> tuple[str, ...]:
-    there = {"labml-nn": "labml_nn", "x-transformers": "x_transformers"}
-    return tuple(name for name, package in there.items() if importlib.util.find_spec(package) is not None)
+    print(write_results("attention" if chosen.full else "attention-quick", rows, PACKAGES))
 
 
 if __name__ == "__main__":

@@ -8,26 +8,32 @@ is installed. labml-nn has no decoding state: it reads the whole text again for 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from measure import compare, steady_malloc, write_results
+from measure import compare, installed, steady_malloc, write_results
 from postil.registry import REGISTRY, ModelSettings, build_language_model
 
 YARDSTICK, VOCABULARY, D, L, H = "multi-head-attention", 65, 256, 4, 8
 # Time goes on while it is measured, since a state that is continued twice copies itself; each model has
 # positions for so many tokens more.
 ROOM = 2000
+# A mixer for pictures must know how long a line is.
+OPTIONS = {"aft-conv-2d": {"width": 32}}
 
 
 def stepping(mixer: str, after: int) -> Callable[[], Any]:
     """Read a text; give what writes one more token each time it is called."""
-    options = {"positions": after + ROOM} if mixer.startswith("feedback") else {}
     settings = ModelSettings(
-        d_model=D, n_layers=L, heads=H, positions="none", seq_len=after + ROOM, dropout=0.0, options=options
+        d_model=D,
+        n_layers=L,
+        heads=H,
+        positions="none",
+        seq_len=after + ROOM,
+        dropout=0.0,
+        options=OPTIONS.get(mixer, {}),
     )
     model = build_language_model(mixer, settings, VOCABULARY).eval()
     ids = torch.randint(VOCABULARY, (1, after))
@@ -70,7 +76,7 @@ def speed(lengths: list[int], rounds: int) -> Iterator[dict[str, Any]]:
         # AFT-full has a bias for every pair of positions, which no long text has room for.
         mixers = [name for name in REGISTRY if name != "aft-full" or after <= 1000]
         runs = {name: stepping(name, after) for name in mixers}
-        if importlib.util.find_spec("x_transformers") is not None:
+        if installed("x_transformers"):
             runs["x-transformers, cached"] = peer_stepping(after)
         times = compare(runs, rounds=rounds)
         over = {name: v["ratio"][YARDSTICK]["median"] for name, v in times.items() if name != YARDSTICK}
@@ -88,9 +94,8 @@ def main() -> None:
     torch.manual_seed(0)
     steady_malloc()
     rows = list(speed([16, 250, 1000, 4000], 9) if chosen.full else speed([16, 250], 5))
-    there = importlib.util.find_spec("x_transformers") is not None
     name = "decode" if chosen.full else "decode-quick"
-    print(write_results(name, rows, ("x-transformers",) if there else ()))
+    print(write_results(name, rows, ("x-transformers",)))
 
 
 if __name__ == "__main__":

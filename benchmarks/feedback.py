@@ -11,7 +11,6 @@ what one would train if the recurrence were too slow. All models get the same in
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from measure import compare, peak_memory, print_peak, steady_malloc, write_results
+from measure import compare, installed, peak_memory, print_peak, steady_malloc, write_results
 from postil.mixers.feedback import (
     FeedbackAttention,
     FeedbackState,
@@ -34,6 +33,7 @@ from postil.mixers.feedback import (
 from postil.transformer.feed_forward import FeedForward
 
 H = 8
+PACKAGES = ("labml-nn", "feedback-transformer-pytorch")
 SIZES = [(128, 4, 128, 32), (256, 6, 128, 32), (512, 6, 128, 16), (256, 6, 512, 8)]
 PARALLEL, SHARED, ORIGINAL = "parallel transformer", "shared", "original"
 PLAIN, RECOMPUTED = "shared, plain form", "shared, probabilities recomputed"
@@ -142,10 +142,6 @@ def backward(name: str, d: int, layers: int, t: int, b: int) -> Callable[[], Any
     return run
 
 
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
 def compared(what: str, names: list[str], sizes: Sizes, rounds: int, threads: int = 1) -> Row:
     """Train with, or compute forward, every model of a list, side by side."""
     make = forward if what == "forward" else backward
@@ -171,10 +167,10 @@ def speed(sizes: list[Sizes], rounds: int, threads: int = 1) -> Iterator[Row]:
 # Peers are so much slower that three rounds tell enough. How many times slower than ours is in the row too.
 def peers(sizes: list[Sizes]) -> Iterator[Row]:
     for each in sizes:
-        names = ["labml-nn KV"] if _installed("labml_nn") else []
+        names = ["labml-nn KV"] if installed("labml_nn") else []
         if each[:1] + each[2:3] in ((128, 128), (256, 128)):
             names += ["labml-nn original"] if names else []
-            names += ["lucidrains"] if _installed("feedback_transformer_pytorch") else []
+            names += ["lucidrains"] if installed("feedback_transformer_pytorch") else []
         if not names:
             continue
         ours = [SHARED, *([ORIGINAL] if "labml-nn original" in names else [])]
@@ -254,7 +250,7 @@ def memory(sizes: list[Sizes]) -> Iterator[Row]:
     for d, layers, t, b in sizes:
         kept = 0
         for name in (WRITTEN, PARALLEL, SHARED, RECOMPUTED, PLAIN, "labml-nn KV"):
-            if name.startswith("labml") and not _installed("labml_nn"):
+            if name.startswith("labml") and not installed("labml_nn"):
                 continue
             command = [sys.executable, __file__, "--peak", name, *(str(n) for n in (d, layers, t, b))]
             peak = peak_memory(command)
@@ -292,12 +288,10 @@ def main() -> None:
         return
     steady_malloc()
     print(kernel_status())
-    packages = {"labml-nn": "labml_nn", "feedback-transformer-pytorch": "feedback_transformer_pytorch"}
-    versions = tuple(name for name, package in packages.items() if _installed(package))
     done: list[Row] = []
     for row in rows(chosen.full):
         done.append(row)
-        path = write_results("feedback" if chosen.full else "feedback-quick", done, versions)
+        path = write_results("feedback" if chosen.full else "feedback-quick", done, PACKAGES)
     print(path)
 
 

@@ -8,8 +8,10 @@ the candidates run one after the other.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -23,8 +25,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-__all__ = ["compare", "machine", "peak_memory", "print_peak", "steady_malloc", "write_results"]
+__all__ = [
+    "compare",
+    "forward_pass",
+    "installed",
+    "machine",
+    "peak_memory",
+    "print_peak",
+    "steady_malloc",
+    "training_pass",
+    "write_results",
+]
 
 # Where there is a GPU, a suite runs on it without knowing: tensors and modules are made there by default.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -44,6 +57,39 @@ def steady_malloc() -> None:
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **wanted})
 
 
+def installed(module: str) -> bool:
+    r"""Say whether a module of another library can be imported here."""
+    return importlib.util.find_spec(module) is not None
+
+
+# ## What is timed
+#
+# A candidate is a module, the call that its library wants, and an input.
+def forward_pass(module: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Any]:
+    r"""Give a run that computes `call(x)` and keeps nothing for a backward pass."""
+
+    def run() -> None:
+        with torch.no_grad():
+            call(x)
+
+    return run
+
+
+def training_pass(module: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[], Any]:
+    r"""Give a run that computes `call(x)` and the gradients of its input and of `module`'s parameters."""
+    x.requires_grad_()
+    g = torch.randn_like(x)
+
+    def run() -> None:
+        x.grad = None
+        module.zero_grad()
+        call(x).backward(g)
+
+    return run
+
+
+# ## How
+#
 # Thread time leaves out what other processes did to this one, but counts only the calling thread. With more
 # threads there is only the wall clock, and then the machine has to be quiet.
 def compare(
@@ -168,7 +214,10 @@ def _status(field: str) -> int:
 
 
 def machine(packages: tuple[str, ...] = ()) -> dict[str, Any]:
-    r"""Describe what a figure depends on: processor, load, versions of torch, Python and `packages`."""
+    r"""Describe what a figure depends on: processor, load, versions of torch, Python and `packages`.
+
+    Of packages that are not installed nothing is said: they were not measured.
+    """
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
     return {
@@ -181,9 +230,17 @@ def machine(packages: tuple[str, ...] = ()) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "steady_malloc": "MALLOC_TRIM_THRESHOLD_" in os.environ,
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "versions": _versions(packages),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for name in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
 
 
 def write_results(name: str, rows: list[dict[str, Any]], packages: tuple[str, ...] = ()) -> Path:

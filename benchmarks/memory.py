@@ -26,7 +26,7 @@ def main() -> None:
     lengths = [1024, 4096, 16384] if chosen.full else [256, 1024]
     rows = [*attention.memory(lengths), *aft.memory(lengths)]
     rows += feedback.memory([SMALL, MIDDLE, LONG] if chosen.full else [SMALL])
-    print(write_results("memory" if chosen.full else "memory-quick", rows, attention.versions()))
+    print(write_results("memory" if chosen.full else "memory-quick", rows, attention.PACKAGES))
 
 
 if __name__ == "__main__":

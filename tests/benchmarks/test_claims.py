@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
+import claims
+
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-spec = importlib.util.spec_from_file_location("claims", ROOT / "benchmarks/claims.py")
-assert spec and spec.loader
-claims = importlib.util.module_from_spec(spec)
-sys.modules["claims"] = claims
-spec.loader.exec_module(claims)
 
 MACHINE = {"processor": "a processor", "gpu": None, "torch": "2", "date": "2026-01-01"}
 

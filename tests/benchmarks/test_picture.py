@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("picture", ROOT / "benchmarks/picture.py")
-assert spec and spec.loader
-picture = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(picture)
+import picture
 
 NAMES = ["multi-head-attention", *(f"aft-{kind}" for kind in ("full", "simple", "local", "conv"))]
 NAMES += ["feedback", "feedback-original"]

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-spec = importlib.util.spec_from_file_location("readme", ROOT / "benchmarks/readme.py")
-assert spec and spec.loader
-readme = importlib.util.module_from_spec(spec)
-sys.modules["readme"] = readme
-spec.loader.exec_module(readme)
+import readme
 
 
 def test_the_table_in_the_readme_is_current():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import subprocess
 import sys
@@ -13,15 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import scaling
 from postil.registry import ModelSettings, build_backbone, build_language_model
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("scaling", ROOT / "benchmarks" / "scaling.py")
-assert spec is not None and spec.loader is not None
-scaling = importlib.util.module_from_spec(spec)
-sys.modules["scaling"] = scaling
-spec.loader.exec_module(scaling)
-
 MIXERS = list(scaling.UNITS)
 OPTIONS = {"aft-local": "local_window_size", "aft-conv": "kernel_size", "feedback": "positions"}
 
