@@ -90,6 +90,15 @@ def test_a_pipe_is_read_like_standard_input(tmp_path: Path):
     assert whole(corpus) == whole(corpus) == "To be"
 
 
+@pytest.mark.timeout(60)
+def test_a_pipe_in_a_folder_is_left_out(tmp_path: Path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text("To be")
+    os.mkfifo(folder / "pipe")
+    assert [path.name for path in load_corpus(str(folder)).paths] == ["a.txt"]
+
+
 @pytest.mark.parametrize("data", ["Prompt\r\n", "\ufeffPrompt\n", "Prompt\r"])
 def test_a_prompt_is_read_by_the_same_rule(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "prompt"

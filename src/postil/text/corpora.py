@@ -186,6 +186,7 @@ def _walk(folder: Path) -> list[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(parent) / name for name in files if not name.startswith(".")]
+    found = [path for path in found if path.is_file() or not path.exists()]  # opening a pipe waits for ever
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
