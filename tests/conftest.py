@@ -33,6 +33,16 @@ def seeded() -> None:
 
 
 @pytest.fixture
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep a test out of the folders of the person who runs it; give the cache it has instead."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("POSTIL_CACHE", str(cache))
+    monkeypatch.delenv("POSTIL_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return cache
+
+
+@pytest.fixture
 def figure(request: pytest.FixtureRequest):
     """Keep what a test counted or measured, for `docs/make_reliability.py --figures`: `figure(kills=50)`."""
     found: dict[str, float] = {}

@@ -26,11 +26,7 @@ TINY = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POSTIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("POSTIL_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folders")
 
 
 @pytest.fixture

@@ -26,12 +26,10 @@ FLAGS = [
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POSTIL_CACHE", str(tmp_path / "cache"))
+def own_folders(own_folders: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.delenv("POSTIL_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
+    return own_folders
 
 
 @pytest.fixture

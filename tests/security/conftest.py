@@ -33,10 +33,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POSTIL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("POSTIL_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
+def own_folders(own_folders: Path) -> Path:
+    return own_folders
 
 
 @pytest.fixture

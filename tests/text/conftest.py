@@ -10,12 +10,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test reads or writes the folders of the person who runs it."""
-    cache = tmp_path / "cache"
-    monkeypatch.setenv("POSTIL_CACHE", str(cache))
-    monkeypatch.delenv("POSTIL_DATA", raising=False)
-    return cache
+def own_folders(own_folders: Path) -> Path:
+    return own_folders
 
 
 class _Quiet(SimpleHTTPRequestHandler):
