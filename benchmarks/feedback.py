@@ -28,7 +28,6 @@ from postil.mixers.feedback import (
     FeedbackTransformerKV,
     FeedbackTransformerLayer,
     kernel,
-    kernel_status,
 )
 from postil.transformer.feed_forward import FeedForward
 
@@ -287,7 +286,7 @@ def main() -> None:
         print_peak(run)
         return
     steady_malloc()
-    print(kernel_status())
+    print(kernel.KERNEL.status())
     done: list[Row] = []
     for row in rows(chosen.full):
         done.append(row)

@@ -13,7 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from postil import REGISTRY, __version__
-from postil.mixers.feedback.kernel import kernel_status
+from postil.mixers.aft.kernel import KERNEL as AFT
+from postil.mixers.feedback.kernel import KERNEL as FEEDBACK
 from postil.training.checkpoints import steps
 from postil.training.curves import read_metrics
 
@@ -80,5 +81,5 @@ def _machine_facts() -> list[tuple[str, str]]:
         ("processor", torch.backends.cpu.get_cpu_capability()),
         ("GPUs", ", ".join(gpus) or "none"),
         ("mixers", ", ".join(REGISTRY)),
-        ("kernel", kernel_status()),
+        *(("kernel", kernel.status()) for kernel in (AFT, FEEDBACK)),
     ]

@@ -8,6 +8,14 @@ from torch import Tensor
 
 from conftest import CAUSAL, MEMBERS, Member, perturbed
 from postil.masks import Mask
+from postil.mixers.aft import kernel
+
+
+# Two forms of the same numbers: the compiled one where it fits, and the plain one that serves elsewhere.
+@pytest.fixture(autouse=True, params=["compiled where it fits", "plain"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "plain":
+        monkeypatch.setattr(kernel, "fits", lambda *problem: False)
 
 
 def relative_rms(a: Tensor, b: Tensor) -> float:

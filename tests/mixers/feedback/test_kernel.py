@@ -1,6 +1,5 @@
 """The compiled form equals the plain one, which equals the recurrence."""
 
-import ctypes
 import subprocess
 import sys
 
@@ -21,8 +20,8 @@ from postil.mixers.feedback.backward import backward
 from postil.mixers.feedback.recurrence import fold
 from postil.transformer.feed_forward import FeedForward
 
-BUILT = isinstance(kernel.library(), ctypes.CDLL)
-needs_kernel = pytest.mark.skipif(not BUILT, reason=f"the kernel cannot be built here: {kernel.library()}")
+BUILT = kernel.KERNEL.available()
+needs_kernel = pytest.mark.skipif(not BUILT, reason=f"no kernel here: {kernel.KERNEL.library()}")
 T, B = 37, 11
 
 CASES = {
@@ -275,7 +274,7 @@ def test_without_a_compiler_the_plain_form_says_so_and_computes(tmp_path: object
     script = """
 import warnings, torch
 from postil.mixers.feedback import FeedbackAttention, FeedbackTransformerKV, FeedbackTransformerLayer
-from postil.mixers.feedback import kernel_status
+from postil.mixers.feedback.kernel import KERNEL
 from postil.transformer.feed_forward import FeedForward
 attn = FeedbackAttention(2, 32, 0.0, is_kv_precomputed=True)
 layer = FeedbackTransformerLayer(
@@ -288,7 +287,7 @@ with warnings.catch_warnings(record=True) as seen:
     model(torch.randn(3, 2, 32))
 told = [str(w.message) for w in seen if "compiled kernel" in str(w.message)]
 assert len(told) == 1 and "no C++ compiler" in told[0], told
-assert "plain PyTorch form" in kernel_status()
+assert "plain PyTorch form" in KERNEL.status()
 """
     environment = {"PATH": str(tmp_path), "POSTIL_CACHE": str(tmp_path), "HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)

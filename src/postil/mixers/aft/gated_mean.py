@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from postil.mixers.aft import kernel
 from postil.mixers.aft.all_pairs import BLOCK, pull_all_pairs, push_all_pairs
 from postil.mixers.aft.log_space import log_space_mean, one_sample_at_a_time
 from postil.mixers.aft.redo import literal_bias, redo, redo_gradients
@@ -61,29 +62,37 @@ def _tiles(v: Tensor, rows: int) -> list[slice]:
     return [slice(n, n + width) for n in range(0, v.shape[1], width)]
 
 
-def _rows(q: Tensor, bias: Tensor, reach: Reach) -> int:
+def _rows(q: Tensor, k: Tensor, bias: Tensor, reach: Reach) -> int:
     if reach.pairs:
         return BLOCK
+    if kernel.fits(q, k, bias, reach):
+        return kernel.ROWS
     return chunk_rows(bias.shape[2], reach, q.shape[0], q.shape[1] * q.shape[2] * q.shape[3])
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = torch.promote_types(k.dtype, torch.float32)
     y = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    den = torch.empty(q.shape[:3], dtype=dtype, device=v.device)
+    den = torch.empty(q.shape[:3], dtype=torch.promote_types(k.dtype, torch.float32), device=v.device)
     if 0 in (q.numel(), k.numel()):
         return y.zero_(), den.fill_(1.0), den.new_zeros(0, *den.shape[1:])
-    rows, references = _rows(q, bias, reach), []
-    weights = None if reach.pairs else _weights(bias, reach.far, dtype)
+    references = _walk(q, k, v, bias, reach, y, den)
+    if bool(den.amin() < TINY):
+        redo(q, k, v, bias, reach, y, den)
+    return y, den, references
+
+
+def _walk(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach, y: Tensor, den: Tensor) -> Tensor:
+    weights = None if reach.pairs else _weights(bias, reach.far, den.dtype)
+    if weights is not None and kernel.fits(q, k, bias, reach):
+        return kernel.push(q, k, v, *weights, reach, y, den)
+    rows, references = _rows(q, k, bias, reach), []
     for n in _tiles(v, rows):
         tile = q[:, n], k[:, n], v[:, n]
         if weights is None:
             references.append(push_all_pairs(*tile, bias[0, 0], reach, y[:, n], den[:, n]))
         else:
             references.append(push(*tile, *weights, reach, rows, y[:, n], den[:, n]))
-    if bool(den.amin() < TINY):
-        redo(q, k, v, bias, reach, y, den)
-    return y, den, torch.cat([torch.stack(tile) for tile in references], dim=1)
+    return torch.cat([torch.stack(tile) for tile in references], dim=1)
 
 
 def _backward(
@@ -104,7 +113,12 @@ def _backward(
 def _walk_back(
     rows: Outcome, k: Tensor, v: Tensor, bias: Tensor, references: Tensor, reach: Reach, into: Gradients
 ) -> Tensor:
-    chunk = _rows(rows.q, bias, reach)
+    if kernel.fits(rows.q, k, bias, reach):
+        near, beyond = _weights(bias, reach.far, rows.den.dtype)
+        gradient = kernel.pull(rows, k, v, near, beyond, references, reach, into)
+        # Where nothing may be read the product of gradients means nothing, and may be infinite.
+        return near.mul_(gradient.masked_fill_(near == 0, 0.0))
+    chunk = _rows(rows.q, k, bias, reach)
     tiles = [
         (
             Outcome(*(x[:, n] for x in rows)),
@@ -129,8 +143,8 @@ def _walk_back(
 # check of the range depends on data.
 # Operations take lists of numbers, not tuples of our own making.
 def _reach(numbers: list[int]) -> Reach:
-    left, right, start, causal, far, pairs = numbers
-    return Reach(left, right, start, bool(causal), bool(far), bool(pairs))
+    left, right, start, *rules = numbers
+    return Reach(left, right, start, *map(bool, rules))
 
 
 # The signatures are written out: wrappers such as the shape checks of the tests hide the annotations.
@@ -149,7 +163,7 @@ def _forward_op(
 def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, numbers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(k.dtype, torch.float32)
     den = q.new_empty(q.shape[:3], dtype=dtype)
-    chunks = -(-q.shape[0] // _rows(q, bias, _reach(numbers)))
+    chunks = -(-q.shape[0] // _rows(q, k, bias, _reach(numbers)))
     return q.new_empty(q.shape), den, den.new_empty(chunks, *den.shape[1:])
 
 

@@ -117,7 +117,7 @@ def _local(
     if causal:
         band = band[:, : side + 1]
     far = window is None
-    reach = Reach(left=side, right=0 if causal else side, start=start, causal=causal, far=far)
+    reach = Reach(side, 0 if causal else side, start, causal, far, skewed=True)
     blocks = skew(band, _block_rows(band.shape[1]), 0.0 if far else -math.inf)
     if causal:
         r, c = (torch.arange(n, device=q.device) for n in blocks.shape[1:])

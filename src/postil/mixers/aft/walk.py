@@ -55,7 +55,9 @@ class Reach(NamedTuple):
     Query `t` stands at the position of key `start + t`. A block of $C$ queries meets the keys from `left`
     before its first query to `right` after its last one, $K = \mathrm{left} + C + \mathrm{right}$. Keys
     outside of these are read with bias 0 if `far` is true (only the past ones if `causal`), else not at all.
-    With `pairs` true there are no blocks: the biases are a matrix of all queries and keys.
+    With `pairs` true there are no blocks: the biases are a matrix of all queries and keys. With `skewed` true
+    a key more than `left` before its query, or more than `right` after it, has no bias of its own: what a
+    block lists for it is what its far keys weigh, and nothing is learnt there.
     """
 
     left: int
@@ -64,6 +66,7 @@ class Reach(NamedTuple):
     causal: bool
     far: bool
     pairs: bool = False
+    skewed: bool = False
 
 
 # Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call. They

@@ -31,7 +31,6 @@ The pages, in the order to read them:
 
 from postil.mixers.feedback.attention import FeedbackAttention
 from postil.mixers.feedback.from_parallel import from_parallel
-from postil.mixers.feedback.kernel import kernel_status
 from postil.mixers.feedback.layer import FeedbackTransformerLayer
 from postil.mixers.feedback.memory import FeedbackState, Stack, StackFunction
 from postil.mixers.feedback.operation import feedback_transformer
@@ -49,7 +48,6 @@ __all__ = [
     "feedback_transformer",
     "feedback_transformer_reference",
     "from_parallel",
-    "kernel_status",
 ]
 
 

@@ -15,23 +15,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from postil.kernels import LANES, call_structure
 from postil.mixers.feedback import plain
 from postil.mixers.feedback.backward import memory_weights, start_debts
-from postil.mixers.feedback.kernel.build import available, kernel_status, library
-from postil.mixers.feedback.kernel.decoding import LANES, Operands, Plan, plan, reads, step
+from postil.mixers.feedback.kernel.build import KERNEL
+from postil.mixers.feedback.kernel.decoding import Operands, Plan, plan, reads, step
 from postil.mixers.feedback.plain import CHUNK, Problem, Tape, room
 from postil.mixers.feedback.recurrence import FoldedWeights
 
 __all__ = [
+    "KERNEL",
     "Operands",
     "Plan",
-    "available",
     "backward",
     "blank_tape",
     "fits",
     "forward",
-    "kernel_status",
-    "library",
     "plan",
     "reads",
     "step",
@@ -60,11 +59,7 @@ GRADIENTS = (
 # fmt: on
 
 
-class _Call(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in SIZES),
-        *((name, ctypes.c_void_p) for name in POINTERS + GRADIENTS),
-    ]
+_Call = call_structure(SIZES, POINTERS + GRADIENTS)
 
 
 def _call(function: str, p: Problem, **tensors: Tensor | None) -> None:
@@ -96,7 +91,7 @@ def _call(function: str, p: Problem, **tensors: Tensor | None) -> None:
         threads=torch.get_num_threads(),
         **{name: tensor.data_ptr() for name, tensor in held.items() if tensor.numel()},
     )
-    getattr(library(), function)(ctypes.byref(call))
+    KERNEL.call(function, call)
 
 
 def fits(p: Problem) -> bool:
@@ -111,7 +106,7 @@ def fits(p: Problem) -> bool:
         and not p.noise
         and p.x.numel() > 0
         and all(size % LANES == 0 for size in sizes)
-        and available()
+        and KERNEL.available()
     )
 
 
@@ -129,7 +124,7 @@ def _pages(*size: int) -> Tensor:
     count = math.prod(size)
     if count < PAGES_FROM:
         return torch.empty(size)
-    loaded = library()
+    loaded = KERNEL.library()
     assert isinstance(loaded, ctypes.CDLL)
     address = loaded.feedback_take(count)
     if not address:

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from postil.mixers.feedback.kernel.build import available, library
+from postil.kernels import LANES, call_structure
+from postil.mixers.feedback.kernel.build import KERNEL
 from postil.mixers.feedback.memory import FeedbackState
 
-__all__ = ["LANES", "Operands", "Plan", "plan", "reads", "step"]
-
-LANES = 16
+__all__ = ["Operands", "Plan", "plan", "reads", "step"]
 
 # The fields of the structure of `step.h`, in the same order.
 SIZES = (
@@ -35,11 +34,7 @@ POINTERS = (
 )  # fmt: skip
 
 
-class _Step(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in SIZES),
-        *((name, ctypes.c_void_p) for name in POINTERS),
-    ]
+_Step = call_structure(SIZES, POINTERS)
 
 
 class Operands(NamedTuple):
@@ -67,7 +62,7 @@ class Plan(NamedTuple):
     parameters: list[Tensor]
     addresses: list[int]
     tables: tuple[ctypes.Array[Any], ctypes.Array[Any]]
-    call: _Step
+    call: ctypes.Structure
 
     def holds(self) -> bool:
         r"""Say whether the model is still what the plan was made for."""
@@ -89,7 +84,7 @@ def plan(model: nn.Module, operands: Callable[[], Operands | None]) -> Plan | No
     if known is not None and known.holds():
         return known
     found = operands()
-    if found is None or not available():
+    if found is None or not KERNEL.available():
         return None
     tensors = found.tensors
     sizes = (found.layers[0][0].shape[0], found.layers[0][10].shape[0], found.layers[0][3].shape[1])
@@ -121,7 +116,7 @@ def _links(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
     return links
 
 
-def _call(found: Operands) -> tuple[tuple[ctypes.Array[Any], ctypes.Array[Any]], _Step]:
+def _call(found: Operands) -> tuple[tuple[ctypes.Array[Any], ctypes.Array[Any]], ctypes.Structure]:
     tables = _addresses(found.layers), _addresses(found.projections)
     heads, head_width = found.layers[0][3].shape
     call = _Step(
@@ -175,5 +170,5 @@ def step(plan: Plan, x: Tensor, state: FeedbackState, count: int, mixing: Tensor
     call.values, call.new_values = values.data_ptr() + first, values.data_ptr() + row
     if real is not None:
         call.real = real.data_ptr() + (now - count) * x.shape[0]
-    library().feedback_step(ctypes.byref(call))  # type: ignore[union-attr]
+    KERNEL.call("feedback_step", call)
     return y
