@@ -94,7 +94,7 @@ def layout_of(model: LanguageModel) -> Layout:
     r"""Find out the layout of a model's states.
 
     Raises:
-        ValueError: a number in them is neither constant, nor the length of the text, nor that of a tensor.
+        ValueError: a number in a state is neither constant nor the length of the text or of a tensor.
     """
     short, long, batch = probe(model, 2, SHORT), probe(model, 2, LONG), batch_axes(model)
     named = dict(zip(_names(short), zip(*map(leaves, (short, long, batch)), strict=True), strict=True))

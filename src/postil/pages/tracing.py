@@ -98,7 +98,7 @@ def _named(shapes: list[list[int]], sizes: dict[str, int]) -> str:
     names: dict[int, str] = {}
     for name, size in sizes.items():
         names.setdefault(size, name)
-    # An axis of length 1 is more often one that was kept than one of a size that happens to be 1.
+    # An axis of length 1 is mostly the remainder of a sum, not a named size that happens to be 1.
     names.pop(1, None)
     return "  ".join(f"[{', '.join(names.get(n, str(n)) for n in shape)}]" for shape in shapes)
 

@@ -197,7 +197,7 @@ def _check_same_text(checkpoint: Checkpoint, corpus: Corpus) -> None:
 
 
 def _restore(session: Session, checkpoint: Checkpoint, console: Console) -> None:
-    # What an older version had not yet heard of, it left at what is the default now.
+    # A setting that did not exist when the checkpoint was written counts as today's default.
     saved = as_stored(settings_from_dict(checkpoint.metadata["settings"]), checkpoint).to_dict()
     now = session.settings.to_dict()
     different = [n for n in DECISIVE if _without_cuts(now[n]) != _without_cuts(saved.get(n))]

@@ -55,7 +55,7 @@ def load_run(path: str | Path, which: str = "auto") -> SavedRun:
 
 
 def as_stored(settings: TrainSettings, checkpoint: Checkpoint) -> TrainSettings:
-    r"""Give the settings with what older versions left to a default that is another one now."""
+    r"""Give the settings, and where a default has changed since, the value it had when they were stored."""
     rows = {name: tensor.shape[0] for name, tensor in checkpoint.tensors["model"].items() if tensor.dim()}
     return replace(settings, model=with_positions(settings.model, rows))
 

@@ -60,7 +60,7 @@ def constant(lr: float, warmup: int = 0) -> Schedule:
 def doubling_length(start: int, full: int, over: int, n: int) -> int:
     r"""Give the length of sequences at update $n$: `start`, doubled in even steps until it is `full`.
 
-    After `over` updates it is. The idea is that of [fan2020]; the doubling is not.
+    From update `over` + 1 on it is `full`. The idea is that of [fan2020]; the doubling is not.
     """
     doublings = math.ceil(math.log2(full / start))
     step = min(doublings, (n - 1) * doublings // over)

@@ -25,8 +25,9 @@ The members differ in the position biases $w$:
 
 None of them needs more than $T D$ memory. Each has a page with its equation, literal and fast. What the fast
 forms share has pages as well: `layer` (four linear maps around a mean), `gated_mean` (near products and far
-sums), `walk` and `walk_back` (how they follow a sequence, forward and backward), `all_pairs` (a bias for
-every pair), `redo` and `log_space` (what leaves their range), `sums` (what decoding must remember).
+sums), `walk` and `walk_back` (how they follow a sequence, forward and backward), `kernel` (the same walk
+compiled), `all_pairs` (a bias for every pair), `redo` and `log_space` (what leaves their range), `sums` (what
+decoding must remember).
 
 A bias of 0 is not a mask. Outside of a window a key is still read, with the weight of its own $e^{K_s}$; only
 a mask keeps it from being read.

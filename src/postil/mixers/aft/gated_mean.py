@@ -242,7 +242,7 @@ class _GatedMean(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.save_for_backward(*inputs[:4], *output)
         ctx.mark_non_differentiable(*output[1:])
-        # Else zeros would arrive for the denominators, a whole tensor of them.
+        # Otherwise backward would be handed a gradient of zeros, a whole tensor, for the denominators too.
         ctx.set_materialize_grads(False)
         ctx.numbers = inputs[4]
 

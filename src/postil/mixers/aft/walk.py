@@ -69,8 +69,9 @@ class Reach(NamedTuple):
     skewed: bool = False
 
 
-# Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call. They
-# are wanted several times over, so of a short and narrow sequence an eighth has to do.
+# Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call. A
+# chunk needs several tables of its size, which beside a short and narrow sequence would take more memory than
+# the sequence; so such a one is cut into eight.
 def chunk_rows(c: int, reach: Reach, length: int, width: int) -> int:
     r"""Rows of a chunk `width` columns wide: whole blocks; enough that only neighbouring chunks overlap."""
     rows = min(ROWS * COLUMNS // max(width, 1), 4 * ROWS, length // 8)

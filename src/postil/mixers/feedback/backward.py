@@ -97,8 +97,8 @@ class Tables(NamedTuple):
 def _tables(p: Problem) -> Tables:
     steps, layers, span = min(CHUNK, len(p.x)), p.weights.query.shape[0], p.carried + len(p.x)
     heads = p.keys.shape[1] * p.keys.shape[2]
-    # Right of the present nobody looks. Under a window the distant past is looked at, by products that do not
-    # know of it; and it moves on, so that what is zero once stays zero.
+    # Columns after the present are never read. Products that do not know of a window also read the columns
+    # before it. Those must be zero, and stay so: the window only moves on.
     return Tables(
         p.x.new_zeros(heads, steps, layers, CHUNK + span),
         p.x.new_zeros(heads, steps, layers, span),

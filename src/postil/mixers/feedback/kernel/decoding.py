@@ -104,7 +104,7 @@ def _links(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
     links = []
     for module in model.modules():
         attributes = vars(module)
-        # Whether a module trains matters where it drops.
+        # Whether a module is in training mode matters only where it has a dropout.
         names = ("activation", "p", *(["training"] if "dropout" in module._modules else []))
         rules = {name: attributes[name] for name in names if name in attributes}
         for owner, parts in (
