@@ -126,7 +126,8 @@ class TrainSettings:
     compile: bool = False
     """Compile the model with torch.compile."""
     activation_checkpointing: bool = False
-    """Compute each layer again for the backward pass: less memory, a third more time."""
+    """Compute each layer again for the backward pass, of a Feedback Transformer only what attention weighs
+    by: less memory, a third more time."""
     threads: int | None = None
     """CPU threads a process; None: as PyTorch finds."""
 

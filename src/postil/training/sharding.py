@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from postil.language_model import LanguageModel, NextTokenLoss
+from postil.mixers.feedback.backbone import FeedbackBackbone
 from postil.transformer.encoder_decoder import CausalStack
 
 if TYPE_CHECKING:
@@ -54,16 +55,21 @@ def recompute_layers(model: LanguageModel) -> None:
     r"""Keep only the input of each layer for the backward pass, which computes the layer again.
 
     Memory: one layer's activations and $L$ inputs, in place of $L$ layers' activations. Cost: one more
-    forward pass, a third more time.
+    forward pass, a third more time. The layers of a Feedback Transformer depend on each other at every
+    position and are computed as one; of them, attention's probabilities are not kept, the part that grows
+    with the square of the length.
 
     Raises:
-        ValueError: the backbone is not a stack of independent layers.
+        ValueError: the backbone is neither of the two.
     """
+    if isinstance(model.backbone, FeedbackBackbone):
+        model.backbone.recompute = True
+        return
     if not isinstance(model.backbone, CausalStack):
         raise ValueError(
-            f"activation_checkpointing=True needs a stack of layers; {type(model.backbone).__name__} is "
-            f"computed as one, and computing it again would need as much memory as keeping it. Take "
-            f"optimizer.micro_batch_size, which saves memory for every model"
+            f"activation_checkpointing=True needs a stack of layers or a Feedback Transformer, not "
+            f"{type(model.backbone).__name__}. Take optimizer.micro_batch_size, which saves memory for every "
+            f"model"
         )
     for layer in model.backbone.layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
