@@ -125,7 +125,8 @@ def _cache_folder() -> Path:
 
 # ## A call
 #
-# One structure carries everything, sizes first; its fields are those of the kernel's own, in the same order.
+# One structure carries everything, sizes first; its fields are those of the structure that the kernel declares,
+# in the same order.
 def call_structure(sizes: Sequence[str], pointers: Sequence[str]) -> type[ctypes.Structure]:
     r"""Describe a structure of whole numbers of eight bytes and addresses, by their names."""
     fields = [*((name, ctypes.c_int64) for name in sizes), *((name, ctypes.c_void_p) for name in pointers)]

@@ -56,11 +56,11 @@ def recompute_layers(model: LanguageModel) -> None:
 
     Memory: one layer's activations and $L$ inputs, in place of $L$ layers' activations. Cost: one more
     forward pass, a third more time. The layers of a Feedback Transformer depend on each other at every
-    position and are computed as one; of them, attention's probabilities are not kept, the part that grows
+    position and are computed as one; there only attention's probabilities are not kept, the part that grows
     with the square of the length.
 
     Raises:
-        ValueError: the backbone is neither of the two.
+        ValueError: the backbone is neither a stack of layers nor a Feedback Transformer.
     """
     if isinstance(model.backbone, FeedbackBackbone):
         model.backbone.recompute = True

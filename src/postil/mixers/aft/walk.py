@@ -56,8 +56,8 @@ class Reach(NamedTuple):
     before its first query to `right` after its last one, $K = \mathrm{left} + C + \mathrm{right}$. Keys
     outside of these are read with bias 0 if `far` is true (only the past ones if `causal`), else not at all.
     With `pairs` true there are no blocks: the biases are a matrix of all queries and keys. With `skewed` true
-    a key more than `left` before its query, or more than `right` after it, has no bias of its own: what a
-    block lists for it is what its far keys weigh, and nothing is learnt there.
+    a key more than `left` before its query, or more than `right` after it, has no bias of its own: where a
+    block lists one, it has the weight of the query's far keys, and nothing is learnt there.
     """
 
     left: int
@@ -71,7 +71,7 @@ class Reach(NamedTuple):
 
 # Some hundred thousand elements at a time stay in the processor's cache and outweigh the cost of a call. A
 # chunk needs several tables of its size, which beside a short and narrow sequence would take more memory than
-# the sequence; so such a one is cut into eight.
+# the sequence; so such a one is cut into eight, or into chunks of the least size.
 def chunk_rows(c: int, reach: Reach, length: int, width: int) -> int:
     r"""Rows of a chunk `width` columns wide: whole blocks; enough that only neighbouring chunks overlap."""
     rows = min(ROWS * COLUMNS // max(width, 1), 4 * ROWS, length // 8)

@@ -98,7 +98,7 @@ def _tables(p: Problem) -> Tables:
     steps, layers, span = min(CHUNK, len(p.x)), p.weights.query.shape[0], p.carried + len(p.x)
     heads = p.keys.shape[1] * p.keys.shape[2]
     # Columns after the present are never read. Products that do not know of a window also read the columns
-    # before it. Those must be zero, and stay so: the window only moves on.
+    # before it. Those are zero from the start, and the walk towards the past has not come to them yet.
     return Tables(
         p.x.new_zeros(heads, steps, layers, CHUNK + span),
         p.x.new_zeros(heads, steps, layers, span),

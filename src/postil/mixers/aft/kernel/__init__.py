@@ -26,7 +26,7 @@ __all__ = ["KERNEL", "ROWS", "fits", "pull", "push"]
 FILES = ("aft.cpp", "forward.h", "backward.h", "problem.h")
 # Rows that share a reference: `CHUNK` of `problem.h`.
 ROWS = 64
-# Fewer numbers than this are computed before a thread has started.
+# Fewer numbers than this are computed sooner than a second thread starts, so they get one.
 FEW = 1 << 16
 
 KERNEL = Kernel(
