@@ -37,7 +37,7 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-f
 # different ones. So the name of the library says what it was made from: sources, compiler, flags, processor.
 @dataclass(eq=False)
 class Kernel:
-    r"""C++ of one page: what it computes, and where its sources are, of which the first is compiled.
+    r"""The C++ of one page: the model it serves, and its sources, of which the first includes the others.
 
     `signatures` gives arguments and result of functions that `call` does not run.
     """
@@ -125,8 +125,8 @@ def _cache_folder() -> Path:
 
 # ## A call
 #
-# One structure carries everything, sizes first; its fields are those of the structure that the kernel declares,
-# in the same order.
+# One structure carries everything, sizes first; its fields are those of the structure that the kernel
+# declares, in the same order.
 def call_structure(sizes: Sequence[str], pointers: Sequence[str]) -> type[ctypes.Structure]:
     r"""Describe a structure of whole numbers of eight bytes and addresses, by their names."""
     fields = [*((name, ctypes.c_int64) for name in sizes), *((name, ctypes.c_void_p) for name in pointers)]

@@ -57,7 +57,7 @@ class Reach(NamedTuple):
     outside of these are read with bias 0 if `far` is true (only the past ones if `causal`), else not at all.
     With `pairs` true there are no blocks: the biases are a matrix of all queries and keys. With `skewed` true
     a key more than `left` before its query, or more than `right` after it, has no bias of its own: where a
-    block lists one, it has the weight of the query's far keys, and nothing is learnt there.
+    block lists such a key, it weighs as far keys do for its query, and nothing is learnt there.
     """
 
     left: int

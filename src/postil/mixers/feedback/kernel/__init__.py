@@ -110,8 +110,8 @@ def fits(p: Problem) -> bool:
     )
 
 
-# The kernel packs rows of probabilities closer than the table has room for them (`problem.h`). The end of the
-# table is never written to, and memory that is never written to costs nothing.
+# The table has room for rows of equal length. The kernel packs them more closely (`problem.h`), so the end of
+# the table is never written to, and memory that is never written to costs nothing.
 def blank_tape(p: Problem, new: Callable[..., Tensor]) -> Tape:
     r"""Make room for what the kernel's forward leaves, by `new`."""
     span = p.carried + p.x.shape[0]
