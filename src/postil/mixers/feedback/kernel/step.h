@@ -51,7 +51,7 @@ struct OneStep {
     std::vector<float> h, n, q, with_u, answer, f, m, scores;
 
     explicit OneStep(const Step& p_)
-        : p(p_), h(p.D), n(p.D), q(p.D), with_u(p.E), answer(p.D), f(p.F), m(p.D), scores(p.S + LANES) {}
+        : p(p_), h(p.D), n(p.D), q(p.D), with_u(p.E), answer(p.D), f(p.F), m(p.D), scores(p.H * stride()) {}
 
     void row(int64_t b) {
         const int64_t D = p.D;
@@ -63,6 +63,7 @@ struct OneStep {
             if (reads(b)) {
                 normalise(h.data(), n.data(), w.norm1, w.shift1, D);
                 apply(w.query, nullptr, n.data(), D, D, q.data());
+                look_up_distances(w);
                 for (int64_t head = 0; head < p.H; ++head) attend(w, b, l % p.G, head);
                 apply(w.output, w.output_bias, answer.data(), D, D, n.data());
                 add_scaled(h.data(), h.data(), 1.0f, n.data(), D);
@@ -94,32 +95,44 @@ struct OneStep {
         return false;
     }
 
-    // Distances that the tables do not reach share their first row.
+    int64_t stride() const { return (p.S / LANES + 2) * LANES; }
+
+    // The scores of the distances, for all heads at once: a row of the table is that of all heads, and a table
+    // is as large as the memory itself, so it should be read from one end to the other. Distances that it does
+    // not reach share its first row.
+    void look_up_distances(const Layer& w) {
+        for (int64_t j = 0; j < p.S; ++j) {
+            const int64_t r = std::max<int64_t>(0, p.positions - p.S + j);
+            const float *row = w.embeddings + r * p.D, *bias = w.bias + r * p.H;
+            for (int64_t head = 0; head < p.H; ++head) {
+                v16 c = all(0);
+                for (int64_t e = head * p.E; e < (head + 1) * p.E; e += LANES)
+                    add_product(c, load(&q[e]), load(row + e));
+                scores[head * stride() + j] = sum(c) + bias[head];
+            }
+        }
+    }
+
     void attend(const Layer& w, int64_t b, int64_t g, int64_t head) {
         const int64_t E = p.E, base = b * p.at_row + g * p.at_group + head * p.at_head;
-        const float *query = &q[head * E], *u = w.u + head * E;
-        const float scale = 1.0f / std::sqrt((float)E);
+        const float *query = &q[head * E], *u = w.u + head * E, scale = 1.0f / std::sqrt((float)E);
+        float* score = &scores[head * stride()];
         for (int64_t e = 0; e < E; e += LANES) store(&with_u[e], load(query + e) + load(u + e));
         float highest = -INFINITY, total = 0;
         for (int64_t j = 0; j < p.S; ++j) {
-            const int64_t r = std::max<int64_t>(0, p.positions - p.S + j) * p.H + head;
-            const float *key = p.keys + base + j * p.at_position, *embedding = w.embeddings + r * E;
-            v16 content = all(0), distance = all(0);
-            for (int64_t e = 0; e < E; e += LANES) {
-                add_product(content, load(&with_u[e]), load(key + e));
-                add_product(distance, load(query + e), load(embedding + e));
-            }
-            float score = (sum(content + distance) + w.bias[r]) * scale;
-            scores[j] = !p.real || p.real[j * p.B + b] ? score : -INFINITY;
-            highest = std::max(highest, scores[j]);
+            const float* key = p.keys + base + j * p.at_position;
+            v16 content = all(0);
+            for (int64_t e = 0; e < E; e += LANES) add_product(content, load(&with_u[e]), load(key + e));
+            score[j] = !p.real || p.real[j * p.B + b] ? (sum(content) + score[j]) * scale : -INFINITY;
+            highest = std::max(highest, score[j]);
         }
-        for (int64_t j = 0; j < LANES; ++j) scores[p.S + j] = -INFINITY;
+        for (int64_t j = 0; j < LANES; ++j) score[p.S + j] = -INFINITY;
         for (int64_t j = 0; j < p.S; j += LANES) {
-            v16 weight = exponential(load(&scores[j]) - all(highest));
-            store(&scores[j], weight);
+            v16 weight = exponential(load(score + j) - all(highest));
+            store(score + j, weight);
             total += sum(weight);
         }
-        weighted_sum(scores.data(), p.values + base, p.at_position, 0, p.S, E, p.at_head, 1.0f / total,
+        weighted_sum(score, p.values + base, p.at_position, 0, p.S, E, p.at_head, 1.0f / total,
                      &answer[head * E]);
     }
 };
