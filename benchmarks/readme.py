@@ -64,7 +64,7 @@ def _aft_memory(rows: list[Row]) -> str:
 
 def _feedback_training(rows: list[Row]) -> str:
     ours = _row(rows, what="forward+backward", threads=1, D=256, T=512)["over_parallel_transformer"]
-    theirs = _row(rows, what="forward+backward, peers", D=128)["over_parallel_transformer"]
+    theirs = _row(rows, what="forward+backward, peers", D=256, T=512)["over_parallel_transformer"]
     return f"{ours['shared']:.2f}; labml-nn's {theirs['labml-nn KV']:.1f}"
 
 
@@ -93,7 +93,7 @@ FIGURES = (
     Figure("its peak memory at T = 4,096 and 65,536, in tensors of the input's size", "aft", _aft_memory),
     Figure(
         "training pass of the Feedback Transformer (D=256, L=6, T=512), time / that of a parallel "
-        "transformer; labml-nn's at D=128, L=4, T=128",
+        "transformer; labml-nn's",
         "feedback",
         _feedback_training,
     ),
