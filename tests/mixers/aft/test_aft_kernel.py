@@ -151,8 +151,9 @@ def test_simple_and_local_are_computed_by_it(monkeypatch: pytest.MonkeyPatch) ->
 # The kernel overlooks biases that a list holds outside of its band, so it must be told that there are none.
 def test_only_a_band_fits() -> None:
     q, k, bias = torch.randn(20, 2, 1, 1), torch.randn(20, 2, 1), torch.randn(1, 2, 16, 32)
-    assert kernel.fits(q, k, bias, Reach(16, 0, 0, True, True, skewed=True)) == BUILT
-    assert not kernel.fits(q, k, bias, Reach(16, 0, 0, True, True))
+    assert kernel.fits(q, k, q, bias, Reach(16, 0, 0, True, True, skewed=True)) == BUILT
+    assert not kernel.fits(q, k, q, bias, Reach(16, 0, 0, True, True))
+    assert not kernel.fits(q, k, q.bfloat16(), bias, Reach(16, 0, 0, True, True, skewed=True))
 
 
 # A fresh process, because a library that is loaded stays loaded.

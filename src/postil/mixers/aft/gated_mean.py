@@ -62,10 +62,10 @@ def _tiles(v: Tensor, rows: int) -> list[slice]:
     return [slice(n, n + width) for n in range(0, v.shape[1], width)]
 
 
-def _rows(q: Tensor, k: Tensor, bias: Tensor, reach: Reach) -> int:
+def _rows(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach) -> int:
     if reach.pairs:
         return BLOCK
-    if kernel.fits(q, k, bias, reach):
+    if kernel.fits(q, k, v, bias, reach):
         return kernel.ROWS
     return chunk_rows(bias.shape[2], reach, q.shape[0], q.shape[1] * q.shape[2] * q.shape[3])
 
@@ -83,9 +83,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach) -> tup
 
 def _walk(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach, y: Tensor, den: Tensor) -> Tensor:
     weights = None if reach.pairs else _weights(bias, reach.far, den.dtype)
-    if weights is not None and kernel.fits(q, k, bias, reach):
+    if weights is not None and kernel.fits(q, k, v, bias, reach):
         return kernel.push(q, k, v, *weights, reach, y, den)
-    rows, references = _rows(q, k, bias, reach), []
+    rows, references = _rows(q, k, v, bias, reach), []
     for n in _tiles(v, rows):
         tile = q[:, n], k[:, n], v[:, n]
         if weights is None:
@@ -113,12 +113,12 @@ def _backward(
 def _walk_back(
     rows: Outcome, k: Tensor, v: Tensor, bias: Tensor, references: Tensor, reach: Reach, into: Gradients
 ) -> Tensor:
-    if kernel.fits(rows.q, k, bias, reach):
+    if kernel.fits(rows.q, k, v, bias, reach):
         near, beyond = _weights(bias, reach.far, rows.den.dtype)
         gradient = kernel.pull(rows, k, v, near, beyond, references, reach, into)
         # Where nothing may be read the product of gradients means nothing, and may be infinite.
         return near.mul_(gradient.masked_fill_(near == 0, 0.0))
-    chunk = _rows(rows.q, k, bias, reach)
+    chunk = _rows(rows.q, k, v, bias, reach)
     tiles = [
         (
             Outcome(*(x[:, n] for x in rows)),
@@ -163,7 +163,7 @@ def _forward_op(
 def _(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, numbers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     dtype = torch.promote_types(k.dtype, torch.float32)
     den = q.new_empty(q.shape[:3], dtype=dtype)
-    chunks = -(-q.shape[0] // _rows(q, k, bias, _reach(numbers)))
+    chunks = -(-q.shape[0] // _rows(q, k, v, bias, _reach(numbers)))
     return q.new_empty(q.shape), den, den.new_empty(chunks, *den.shape[1:])
 
 

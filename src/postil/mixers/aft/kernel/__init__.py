@@ -43,7 +43,7 @@ _Call = call_structure(
 # fmt: on
 
 
-def fits(q: Tensor, k: Tensor, bias: Tensor, reach: Reach) -> bool:
+def fits(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, reach: Reach) -> bool:
     r"""Say whether the kernel computes this: float32 on the CPU, one value a key, a band of past biases.
 
     The first problem that fits makes the kernel be built.
@@ -53,7 +53,7 @@ def fits(q: Tensor, k: Tensor, bias: Tensor, reach: Reach) -> bool:
         and reach.causal
         and reach.right == 0
         and q.device.type == "cpu"
-        and q.dtype == k.dtype == bias.dtype == torch.float32
+        and q.dtype == k.dtype == v.dtype == bias.dtype == torch.float32
         and tuple(q.shape[2:]) == (1, 1)
         and bias.shape[2] % 8 == 0
         and KERNEL.available()
@@ -61,9 +61,9 @@ def fits(q: Tensor, k: Tensor, bias: Tensor, reach: Reach) -> bool:
 
 
 def _call(
-    function: str, queries: tuple[Tensor, ...], near: Tensor, beyond: Tensor, reach: Reach, **rest: Tensor
+    function: str, operands: tuple[Tensor, ...], near: Tensor, beyond: Tensor, reach: Reach, **rest: Tensor
 ) -> None:
-    q, k, v = (x.contiguous() for x in queries)
+    q, k, v = (x.contiguous() for x in operands)
     near, beyond = near.contiguous(), beyond.contiguous()
     _, blocks, rows, listed = near.shape
     held = {"q": q, "k": k, "v": v, "near": near, "beyond": beyond} | rest
