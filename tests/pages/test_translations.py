@@ -102,6 +102,7 @@ FINE = [
     ("Use `mask.bool()`", "`mask.bool()` を使う", "ja"),
     ("Transformer", "Transformer", "zh_CN"),
     ("`x`: a tensor (or none), as [here](a.py).", "`x`：张量（或无），见[这里](a.py)。", "zh_CN"),
+    ("![One bar.](a.svg)", "![一根条。](a.svg)", "zh_CN"),
     ("It is 3.5 times, see Fig. 2 (b).", "3.5 倍です（図 2 の (b) を参照）。", "ja"),
 ]
 SEEDED = [

@@ -137,7 +137,7 @@ _OBJECT = "\ufffc"
 
 def _plain(text: str) -> str:
     text = re.sub(r"(`+)(?:(?!\1).)+\1|\$\$?[^$]+\$\$?|\[[a-z]+\d{4}\w*\]", _OBJECT, text)
-    text = re.sub(r"\]\([^)\s]*\)", "", text).replace("[", "")
+    text = re.sub(r"!?\[", "", re.sub(r"\]\([^)\s]*\)", "", text))
     return re.sub(r"[*_]{1,3}(?=\S)|(?<=\S)[*_]{1,3}", "", text)
 
 
