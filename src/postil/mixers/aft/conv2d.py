@@ -137,9 +137,14 @@ class AFTConv2d(KernelLayer):
         r"""Compute `aft_conv2d`."""
         return aft_conv2d(*operands)
 
-    # The state keeps the lines within reach and the part of the current line that is already drawn. A chunk
-    # that starts within a line is led by as many empty queries, whose results are dropped, so that blocks and
-    # lines fall together.
+    # The state keeps the lines within reach of any query of the current line, and that line up to the query:
+    # as many keys at every position, so that a step is the same operation everywhere.
+    @property
+    def _near(self) -> int:
+        return self.width * (self.kernel.shape[1] // 2) + self.width - 1
+
+    # A chunk that starts within a line is led by as many empty queries, whose results are dropped, so that
+    # blocks and lines fall together.
     def prefill(
         self, x: Float[Tensor, "T B D"], state: WindowState | None = None
     ) -> tuple[Float[Tensor, "T B D"], WindowState]:
@@ -148,10 +153,22 @@ class AFTConv2d(KernelLayer):
         Cost: $T n\, \mathrm{width}\, B D$ time; the state holds $\lfloor n/2 \rfloor + 1$ lines at most.
         """
         q, k, v, kernel, width, _ = self.operands(query=x, key=x, value=x, mask=Mask(causal=True))
-        lines, (q4, v4) = width * (kernel.shape[1] // 2), (x.unflatten(-1, (self.heads, -1)) for x in (q, v))
-        state = WindowState.empty(k, v4, lines) if state is None else state
+        near, (q4, v4) = self._near, (x.unflatten(-1, (self.heads, -1)) for x in (q, v))
+        state = WindowState.empty(k, v4, near) if state is None else state
         keys, values = state.prepend(k, v4)
         drawn = state.position % width
         led = torch.cat([q4.new_zeros(drawn, *q4.shape[1:]), q4])
-        y = _lines(led, keys, values, kernel, width, lines + 1, causal=True)[drawn:]
-        return self.output(y.flatten(-2)), state.extend(k, v4, lines + (state.position + x.shape[0]) % width)
+        y = _lines(led, keys, values, kernel, width, near + 1 - drawn, causal=True)[drawn:]
+        return self.output(y.flatten(-2)), state.extend(k, v4, near)
+
+    def step(
+        self, x_t: Float[Tensor, "B D"], state: WindowState | None = None
+    ) -> tuple[Float[Tensor, "B D"], WindowState]:
+        r"""Mix one position. Cost: $n\, \mathrm{width}\, B D$ time, however much is drawn."""
+        near = self._near
+        q, k, v = self.query(x_t), self.key(x_t), self.value(x_t).unflatten(-1, (self.heads, -1))
+        state = WindowState.empty(k[None], v[None], near) if state is None else state
+        s = torch.arange(near + 1, device=k.device) + (state.position - near)
+        bias = image_bias(self.biases(), self.width, s[-1:], s)[:, 0].t()[:, None]
+        mean = state.read(k, v, bias).flatten(-2)
+        return self.output(torch.sigmoid(q) * mean.to(q.dtype)), state.extend(k[None], v[None], near)
