@@ -115,6 +115,16 @@ def test_a_budget_of_time_is_spent_once(text, tmp_path, unmeasured):
     assert compare(contenders, [1], tmp_path / "out", console=QUIET) == first
 
 
+def test_a_plan_of_an_older_version_lacks_what_came_later(text, tmp_path, unmeasured):
+    contenders, out = plan({"a": settings(text, "aft-simple")}), tmp_path / "out"
+    first = compare(contenders, [1], out, console=QUIET)
+    path = out / "a" / "seed-1.json"
+    written = json.loads(path.read_text())
+    del written["data"]["statements"], written["compile"]
+    path.write_text(json.dumps(written))
+    assert compare(contenders, [1], out, console=QUIET) == first
+
+
 def test_another_plan_in_the_same_folder_is_refused(text, tmp_path, unmeasured):
     out = tmp_path / "out"
     compare(plan({"a": settings(text, "aft-simple")}), [1], out, console=QUIET)

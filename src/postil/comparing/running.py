@@ -33,7 +33,7 @@ from postil.training import checkpoints
 from postil.training.curves import read_metrics
 from postil.training.run import train
 from postil.training.saved import load_run
-from postil.training.settings import TrainSettings
+from postil.training.settings import TrainSettings, settings_from_dict
 
 __all__ = ["Stopped", "compare"]
 
@@ -94,10 +94,11 @@ def _keep_plan(settings: TrainSettings) -> None:
         durable.make_directory(path.parent)
         _write_json(path, now)
         return
-    before = durable.parse_json(durable.read_file(path))
-    changed = [name for name in now if name != "out" and now[name] != before.get(name)]
+    # A setting that did not exist when the plan was written counts as today's default.
+    before = settings_from_dict(durable.parse_json(durable.read_file(path))).to_dict()
+    changed = [name for name in now if name != "out" and now[name] != before[name]]
     if changed:
-        shown = "; ".join(f"{name}: {before.get(name)} there, {now[name]} now" for name in changed)
+        shown = "; ".join(f"{name}: {before[name]} there, {now[name]} now" for name in changed)
         raise ValueError(
             f"{folder} is a run under other settings ({shown}); choose another --out, or remove the folder"
         )
