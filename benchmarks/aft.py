@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -112,18 +113,7 @@ def candidate(name: str, t: int, b: int, d: int) -> tuple[nn.Module, Callable[[T
 # The kernel is taken wherever it fits. To measure the plain form beside it, it is told that it does not.
 def formed(name: str, run: Callable[[], Any]) -> Callable[[], Any]:
     """Let a run compute by the form that is asked for."""
-    if name != PLAIN:
-        return run
-
-    def plain() -> None:
-        fits = kernel.fits
-        kernel.fits = lambda *problem: False
-        try:
-            run()
-        finally:
-            kernel.fits = fits
-
-    return plain
+    return patch.object(kernel, "fits", lambda *problem: False)(run) if name == PLAIN else run
 
 
 # labml-nn's tables of T * T numbers fit into this machine's memory at T = 16,384 without their gradients.
