@@ -1,7 +1,5 @@
 """The compiled form equals the plain one, which equals the equation."""
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -154,24 +152,3 @@ def test_only_a_band_fits() -> None:
     assert kernel.fits(q, k, q, bias, Reach(16, 0, 0, True, True, skewed=True)) == BUILT
     assert not kernel.fits(q, k, q, bias, Reach(16, 0, 0, True, True))
     assert not kernel.fits(q, k, q.bfloat16(), bias, Reach(16, 0, 0, True, True, skewed=True))
-
-
-# A fresh process, because a library that is loaded stays loaded.
-def test_without_a_compiler_the_plain_form_says_so_and_computes(tmp_path: object) -> None:
-    script = """
-import warnings, torch
-from postil.masks import Mask
-from postil.mixers.aft import AFTLocal
-from postil.mixers.aft.kernel import KERNEL
-mixer, x = AFTLocal(32, 10, 3), torch.randn(10, 2, 32)
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    for _ in range(2):
-        assert mixer(query=x, key=x, value=x, mask=Mask(causal=True)).isfinite().all()
-told = [str(w.message) for w in seen if "compiled kernel" in str(w.message)]
-assert len(told) == 1 and "no C++ compiler" in told[0], told
-assert "plain PyTorch form" in KERNEL.status()
-"""
-    environment = {"PATH": str(tmp_path), "POSTIL_CACHE": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

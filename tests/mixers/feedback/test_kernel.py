@@ -1,8 +1,5 @@
 """The compiled form equals the plain one, which equals the recurrence."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from models import H
@@ -267,28 +264,3 @@ def test_what_does_not_fit_is_left_to_the_plain_form() -> None:
     assert not kernel.fits(p._replace(noise=[p.x] * 4))
     assert not kernel.fits(p._replace(x=p.x[..., :24]))
     assert not kernel.fits(p._replace(x=p.x[:0]))
-
-
-# A fresh process, because a library that is loaded stays loaded.
-def test_without_a_compiler_the_plain_form_says_so_and_computes(tmp_path: object) -> None:
-    script = """
-import warnings, torch
-from postil.mixers.feedback import FeedbackAttention, FeedbackTransformerKV, FeedbackTransformerLayer
-from postil.mixers.feedback.kernel import KERNEL
-from postil.transformer.feed_forward import FeedForward
-attn = FeedbackAttention(2, 32, 0.0, is_kv_precomputed=True)
-layer = FeedbackTransformerLayer(
-    d_model=32, attn=attn, feed_forward=FeedForward(32, 64, 0.0), dropout_prob=0.0
-)
-model = FeedbackTransformerKV(layer, 2, 32, 2)
-with warnings.catch_warnings(record=True) as seen:
-    warnings.simplefilter("always")
-    assert model(torch.randn(3, 2, 32)).isfinite().all()
-    model(torch.randn(3, 2, 32))
-told = [str(w.message) for w in seen if "compiled kernel" in str(w.message)]
-assert len(told) == 1 and "no C++ compiler" in told[0], told
-assert "plain PyTorch form" in KERNEL.status()
-"""
-    environment = {"PATH": str(tmp_path), "POSTIL_CACHE": str(tmp_path), "HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
