@@ -2,8 +2,8 @@ r"""Building kernels: on the machine that runs them, when they are first needed.
 
 A kernel is a page's fast form in C++, called through `ctypes` on plain addresses. A compiler is all it
 takes, no headers of PyTorch, so the build takes seconds and survives a new PyTorch. The library stays in the
-user's cache. Where there is no compiler the plain form computes the same, two to three times slower, and
-nobody is left to guess: a failed build warns, and `status` says which form computes.
+user's cache. Where there is no compiler the plain form computes the same, but slower, and nobody is left to
+guess: a failed build warns, and `status` says which form computes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,12 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-fno-math-errno", "-shared", "-f
 class Kernel:
     r"""The C++ of one page: the model it serves, and its sources, of which the first includes the others.
 
+    `slower` says how much slower the plain form is, in words.
     `signatures` gives arguments and result of functions that `call` does not run.
     """
 
     of: str
+    slower: str
     sources: Sequence[Path]
     signatures: Mapping[str, tuple[list[Any], Any]] = field(default_factory=dict)
     _found: ctypes.CDLL | str | None = field(default=None, init=False, repr=False)
@@ -57,7 +59,7 @@ class Kernel:
         found = self.library()
         if isinstance(found, ctypes.CDLL):
             return f"{self.of}: compiled kernel, {found._name}"
-        return f"{self.of}: plain PyTorch form, 2 to 3 times slower than the compiled one: {found}"
+        return f"{self.of}: plain PyTorch form, {self.slower} than the compiled one: {found}"
 
     def library(self) -> ctypes.CDLL | str:
         r"""Give the library, built and loaded once, or the reason why there is none."""
@@ -78,7 +80,7 @@ class Kernel:
             reason = reason.strip().splitlines()[0] if reason.strip() else type(error).__name__
             warnings.warn(
                 f"the compiled kernel of the {self.of} is not available ({reason}); the plain form computes "
-                f"the same, 2 to 3 times slower",
+                f"the same, {self.slower}",
                 RuntimeWarning,
                 stacklevel=2,
             )

@@ -13,6 +13,7 @@ FILES = ("feedback.cpp", "backward.h", "attention.h", "step.h", "problem.h", "pr
 
 KERNEL = Kernel(
     of="Feedback Transformer",
+    slower="2 to 4 times slower",
     sources=[Path(__file__).parent / name for name in FILES],
     signatures={"feedback_take": ([ctypes.c_int64], ctypes.c_void_p)},
 )
