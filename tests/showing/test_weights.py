@@ -19,12 +19,12 @@ OPTIONS = {
 }
 
 
-def model_of(mixer: str):
+def model_of(mixer: str, d_model: int = 8, dtype: torch.dtype = torch.float64):
     torch.manual_seed(0)
     settings = ModelSettings(
-        d_model=8, n_layers=2, heads=2, d_ff=16, seq_len=12, dropout=0.0, options=OPTIONS.get(mixer, {})
+        d_model=d_model, n_layers=2, heads=2, d_ff=16, seq_len=12, dropout=0.0, options=OPTIONS.get(mixer, {})
     )
-    model = build_language_model(mixer, settings, 11).double().eval()
+    model = build_language_model(mixer, settings, 11).to(dtype).eval()
     # Biases start at zero, where a picture of them could be of anything.
     with torch.no_grad():
         for parameter in model.parameters():
@@ -36,9 +36,11 @@ def of_kind(found, kind, layer):
     return [each for each in found if each.kind == kind and each.layer == layer]
 
 
+# Of the second kind are the sizes that compiled kernels compute, which let nobody look inside.
+@pytest.mark.parametrize("kind", [(8, torch.float64), (32, torch.float32)], ids=str)
 @pytest.mark.parametrize("mixer", REGISTRY)
-def test_weights_are_causal_means(mixer):
-    found = pictures(model_of(mixer), IDS)
+def test_weights_are_causal_means(mixer, kind):
+    found = pictures(model_of(mixer, *kind), IDS)
     assert {each.layer for each in found if each.over_text} == {1, 2}
     for each in found:
         if not each.over_text:

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from postil.masks import MaskLike, as_mask, check_mask, hide_padding
 from postil.mixer import check_sizes
-from postil.mixers.feedback import kernel
+from postil.mixers.feedback import decoding, kernel
 from postil.mixers.feedback.attention import reachable
-from postil.mixers.feedback.layer import FeedbackTransformerLayer
+from postil.mixers.feedback.layer import FeedbackTransformerLayer, LayerWeights, runs_linear, runs_norm
 from postil.mixers.feedback.memory import FeedbackState, Stack
 from postil.mixers.feedback.operation import feedback_transformer
 from postil.mixers.feedback.recurrence import FeedbackWeights, Memory, Noise
@@ -57,8 +57,8 @@ class FeedbackBackbone(nn.Module):
         r"""Give the keys and values of one memory vector."""
         raise NotImplementedError
 
-    def key_value(self) -> tuple[Float[Tensor, "G C D"], Float[Tensor, "G C"]]:
-        r"""Give the projections of a memory vector to keys and values, and their biases."""
+    def maps(self) -> list[tuple[Any, Any]]:
+        r"""Give the linear maps of `project`, to keys and to values, one pair where all layers share it."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
@@ -76,14 +76,10 @@ class FeedbackBackbone(nn.Module):
         """
         if self.weights is not None:
             return self.weights.softmax(0)
-        layers, like = len(self.layers), self.norm.weight.detach()
+        layers, like = len(self.layers), next(self.parameters()).detach()
         if self.combine == "mean":
             return like.new_full((layers + 1,), 1 / (layers + 1))
         return F.one_hot(torch.tensor(layers, device=like.device), layers + 1).to(like.dtype)
-
-    def projections(self) -> list[list[Tensor | None]]:
-        r"""Give the parameters of `project`: for each group the weights of keys and values, and a bias."""
-        raise NotImplementedError
 
     # ## The whole sequence
     def forward(self, x: Float[Tensor, "T B D"], mask: MaskLike = None) -> Float[Tensor, "T B D"]:
@@ -95,12 +91,24 @@ class FeedbackBackbone(nn.Module):
         Raises:
             ValueError: `x` has another width, or the mask does not fit `x`.
         """
-        return self._compute(*self.operands(x, mask))[0]
+        return self._compute(x, mask)[0]
 
     def operands(
         self, x: Float[Tensor, "T B D"], mask: MaskLike = None, state: FeedbackState | None = None
     ) -> tuple[Tensor, FeedbackWeights, Memory | None, Tensor | None, int | None, Noise | None]:
-        r"""Check, hide padding, gather: the arguments of `feedback_transformer` and its reference."""
+        r"""Check, hide padding, gather: the arguments of `feedback_transformer` and its reference.
+
+        Only where every part of every layer is of the usual kind; others have no such weights.
+        """
+        x, memory, allowed, window = self._prepared(x, mask, state)
+        span = x.shape[0] + (0 if memory is None else memory[0].shape[0])
+        reach = max(1, span - 1 if window is None else min(window, span - 1))
+        noise = self._noise(x, span) if self.training else None
+        return x, self._gather(reach), memory, allowed, window, noise
+
+    def _prepared(
+        self, x: Tensor, mask: MaskLike, state: FeedbackState | None
+    ) -> tuple[Tensor, Memory | None, Tensor | None, int | None]:
         if x.shape[-1] != self.d_model:
             raise ValueError(f"x has width {x.shape[-1]}, the model has d_model={self.d_model}")
         mask = as_mask(mask)
@@ -120,10 +128,7 @@ class FeedbackBackbone(nn.Module):
             # A window of one leaves only the position itself, which is not a memory.
             none = x.new_zeros(1, x.shape[0] + (memory[0].shape[0] if memory else 0), 1, dtype=torch.bool)
             window, allowed = None, none
-        span = x.shape[0] + (0 if memory is None else memory[0].shape[0])
-        reach = max(1, span - 1 if window is None else min(window, span - 1))
-        noise = self._noise(x, span) if self.training else None
-        return hide_padding(x, mask), self._gather(reach), memory, allowed, window, noise
+        return hide_padding(x, mask), memory, allowed, window
 
     # Which form computes a model follows from its layers. Where that costs hours, training says so.
     def remarks(self) -> list[str]:
@@ -135,24 +140,39 @@ class FeedbackBackbone(nn.Module):
             "fast forms know feed-forward networks of ReLU with biases (--model.activation relu)"
         ]
 
+    # A hook below the model wants to see its module run, so the modules run.
     @property
     def _is_standard(self) -> bool:
-        return all(layer.is_standard for layer in self.layers)
+        below = (module for module in self.modules() if module is not self)
+        if any(module._forward_hooks or module._forward_pre_hooks for module in below):
+            return False
+        if not all(layer.is_standard for layer in self._layers):
+            return False
+        shapes = {
+            (layer.attn.heads, layer.feed_forward.layer1.out_features, len(layer.attn.key_pos_bias))
+            for layer in self._layers
+        }
+        norms = [self.norm] if self.norm_memory is None else [self.norm, self.norm_memory]
+        return (
+            len(shapes) == 1
+            and all(runs_norm(norm) for norm in norms)
+            and all(runs_linear(k, False) and runs_linear(v, v.bias is not None) for k, v in self.maps())
+        )
 
-    def _compute(self, *operands: object) -> tuple[Tensor, Memory]:
+    def _compute(
+        self, x: Tensor, mask: MaskLike, state: FeedbackState | None = None
+    ) -> tuple[Tensor, Memory]:
         if self._is_standard:
-            return feedback_transformer(*operands, recompute=self.recompute)  # type: ignore[arg-type]
-        return self._walk(*operands)  # type: ignore[arg-type]
+            return feedback_transformer(*self.operands(x, mask, state), recompute=self.recompute)
+        return self._walk(*self._prepared(x, mask, state))
 
     # Layers of other kinds are walked through, module by module, and autograd records every step.
     def _walk(
         self,
         x: Tensor,
-        w: FeedbackWeights,
         memory: Memory | None,
         allowed: Tensor | None,
         window: int | None,
-        noise: Noise | None,
     ) -> tuple[Tensor, Memory]:
         keys, values = Stack(), Stack()
         carried = 0 if memory is None else memory[0].shape[0]
@@ -170,9 +190,11 @@ class FeedbackBackbone(nn.Module):
             keys.append(now, k)
             values.append(now, v)
             outputs.append(h)
-        y = torch.stack(outputs) if outputs else x
-        empty = x.new_empty(0, x.shape[1], w.key_value.shape[0], self.heads, self.d_model // self.heads)
-        return self.norm(y), (keys.get(), values.get()) if carried + len(outputs) else (empty, empty)
+        y = self.norm(torch.stack(outputs) if outputs else x)
+        if carried + len(outputs) > 0:
+            return y, (keys.get(), values.get())
+        k, v = self.project(x.new_zeros(x.shape[1:]))
+        return y, (k[None][:0], v[None][:0])
 
     def _position(self, h: Tensor, read: Memory | None, may: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         outputs = [h]
@@ -195,7 +217,7 @@ class FeedbackBackbone(nn.Module):
         `state.detached()` to cut them off there (truncated backpropagation).
         """
         mask = as_mask(mask)
-        y, (keys, values) = self._compute(*self.operands(x, mask, state))
+        y, (keys, values) = self._compute(x, mask, state)
         real = None if state is None else state.memory[2]
         if real is not None or mask.keys is not None:
             seen = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
@@ -215,43 +237,35 @@ class FeedbackBackbone(nn.Module):
             return y[0], state
         found = self._plan(x_t, state)
         if found is not None:
-            after = state.grown(self.window)
-            return kernel.step(found, x_t, after, state.stop - state.start, self.mixing()), after
+            count, after = state.stop - state.start, state.grown(self.window)
+            compute = kernel.step if kernel.steps(found, x_t, after) else decoding.step
+            return compute(found, x_t, after, count, self.mixing()), after
         keys, values, may = state.memory
         h, k, v = self._position(x_t, (keys, values), may)
         return self.norm(h), state.append(k, v, self.window)
 
-    # Many rows would each read all weights again; from eight on, the library's products are the better way.
-    def _plan(self, x_t: Tensor, state: FeedbackState) -> kernel.Plan | None:
+    # What records gradients, drops or is traced goes through the modules; so does what they have to reject.
+    def _plan(self, x_t: Tensor, state: FeedbackState) -> decoding.Plan | None:
         suits = (
             not torch.is_grad_enabled()
             and not torch.compiler.is_compiling()
-            and x_t.is_cpu
-            and x_t.dtype == torch.float32
+            and state.stop > state.start
             and x_t.shape == (state.keys.shape[1], self.d_model)
-            and 0 < x_t.shape[0] < 8
-            and kernel.reads(state)
+            and x_t.dtype == state.keys.dtype
+            and x_t.device == state.keys.device
         )
-        return kernel.plan(self, self._step_operands) if suits else None
+        return decoding.plan(self, self._step_operands) if suits else None
 
-    def _step_operands(self) -> kernel.Operands | None:
-        if not all(layer.is_standard and not layer.drops for layer in self._layers):
+    def _step_operands(self) -> decoding.Operands | None:
+        if not self._is_standard or any(layer.drops for layer in self._layers):
             return None
-        layers = [
-            [
-                *(layer.norm_self_attn.weight, layer.norm_self_attn.bias, layer.attn.query.linear.weight),
-                *(layer.attn.query_pos_bias, layer.attn.key_pos_embeddings, layer.attn.key_pos_bias),
-                *(layer.attn.output.weight, layer.attn.output.bias),
-                *(layer.norm_ff.weight, layer.norm_ff.bias),
-                *(layer.feed_forward.layer1.weight, layer.feed_forward.layer1.bias),
-                *(layer.feed_forward.layer2.weight, layer.feed_forward.layer2.bias),
-            ]
-            for layer in self._layers
-        ]
-        norms = {"final_gain": self.norm.weight, "final_shift": self.norm.bias}
-        if self.norm_memory is not None:
-            norms |= {"memory_gain": self.norm_memory.weight, "memory_shift": self.norm_memory.bias}
-        return kernel.Operands(layers, self.projections(), norms)
+        memory = self.norm_memory
+        return decoding.Operands(
+            [layer.weights for layer in self._layers],
+            [decoding.Projection(key.weight, value.weight, value.bias) for key, value in self.maps()],
+            None if memory is None else (memory.weight, memory.bias),
+            (self.norm.weight, self.norm.bias),
+        )
 
     @property
     def _layers(self) -> list[Any]:
@@ -259,45 +273,29 @@ class FeedbackBackbone(nn.Module):
 
     # ## The operands
     def _gather(self, reach: int) -> FeedbackWeights:
-        def stacked(*path: str) -> Tensor:
-            return torch.stack([_reach_for(layer, path) for layer in self.layers])
-
-        def table(name: str) -> Tensor:
-            return torch.stack([reachable(getattr(layer.attn, name), reach) for layer in self.layers])
-
-        key_value, key_value_bias = self.key_value()
+        rows = [
+            w._replace(
+                key_pos_embeddings=reachable(w.key_pos_embeddings, reach),
+                key_pos_bias=reachable(w.key_pos_bias, reach),
+            )
+            for w in (layer.weights for layer in self._layers)
+        ]
+        weights, biases = zip(*(_as_one(key, value) for key, value in self.maps()), strict=True)
         memory = self.norm_memory
-        standard = self._is_standard
-        none = self.norm.weight.new_empty(0)
         return FeedbackWeights(
-            stacked("norm_self_attn", "weight"),
-            stacked("norm_self_attn", "bias"),
-            stacked("attn", "query", "linear", "weight"),
-            stacked("attn", "query_pos_bias"),
-            table("key_pos_embeddings"),
-            table("key_pos_bias"),
-            stacked("attn", "output", "weight"),
-            stacked("attn", "output", "bias"),
-            stacked("norm_ff", "weight"),
-            stacked("norm_ff", "bias"),
-            stacked("feed_forward", "layer1", "weight") if standard else none,
-            stacked("feed_forward", "layer1", "bias") if standard else none,
-            stacked("feed_forward", "layer2", "weight") if standard else none,
-            stacked("feed_forward", "layer2", "bias") if standard else none,
-            self.mixing(),
-            key_value,
-            key_value_bias,
-            None if memory is None else memory.weight,
-            None if memory is None else memory.bias,
-            self.norm.weight,
-            self.norm.bias,
+            *LayerWeights(*(torch.stack(column) for column in zip(*rows, strict=True))),
+            mixing=self.mixing(),
+            key_value=torch.stack(weights),
+            key_value_bias=torch.stack(biases),
+            memory_gain=None if memory is None else memory.weight,
+            memory_shift=None if memory is None else memory.bias,
+            final_gain=self.norm.weight,
+            final_shift=self.norm.bias,
         )
 
     # A layer may be given other probabilities than its neighbours; so each draws its own.
     def _noise(self, x: Tensor, span: int) -> Noise | None:
-        layers: list[Any] = list(self.layers)
-        if not self._is_standard:
-            return None
+        layers = self._layers
         probabilities = [
             (layer.attn.dropout.p, layer.dropout.p, layer.feed_forward.dropout.p, layer.dropout.p)
             for layer in layers
@@ -312,6 +310,12 @@ class FeedbackBackbone(nn.Module):
             for column, shape in zip(zip(*probabilities, strict=True), shapes, strict=True)
         )
         return Noise(*draws)
+
+
+def _as_one(key: nn.Linear, value: nn.Linear) -> tuple[Tensor, Tensor]:
+    none = torch.zeros_like(value.weight[:, 0])
+    bias = none if value.bias is None else value.bias
+    return torch.cat([key.weight, value.weight]), torch.cat([none, bias])
 
 
 def _allowed(keys: Tensor | None, dense: Tensor | None) -> Tensor | None:
@@ -329,9 +333,3 @@ def _joined(real: Tensor | None, allowed: Tensor | None, carried: int, x: Tensor
     before = (yes if real is None else real[None]).expand(rows, carried, batch)
     now = (yes if allowed is None else allowed).expand(rows, length, batch)
     return torch.cat([before, now], dim=1)
-
-
-def _reach_for(module: nn.Module, path: tuple[str, ...]) -> Tensor:
-    for name in path:
-        module = getattr(module, name)
-    return module  # type: ignore[return-value]

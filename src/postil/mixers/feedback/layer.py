@@ -6,7 +6,7 @@ own output is going to be part of what later positions read.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,9 +15,29 @@ from torch.nn import functional as F
 
 from postil.mixer import check_probability, check_sizes
 from postil.mixers.feedback.attention import FeedbackAttention
+from postil.mixers.feedback.plain import EPS
 from postil.transformer.feed_forward import FeedForward
 
-__all__ = ["FeedbackTransformerLayer"]
+__all__ = ["FeedbackTransformerLayer", "LayerWeights", "runs_linear", "runs_norm"]
+
+
+class LayerWeights(NamedTuple):
+    r"""The parameters of one layer, except for projections of keys and values; `P` distances have a place."""
+
+    attn_gain: Float[Tensor, "D"]
+    attn_shift: Float[Tensor, "D"]
+    query: Float[Tensor, "D D"]
+    query_pos_bias: Float[Tensor, "H E"]
+    key_pos_embeddings: Float[Tensor, "P H E"]
+    key_pos_bias: Float[Tensor, "P H"]
+    output: Float[Tensor, "D D"]
+    output_bias: Float[Tensor, "D"]
+    ff_gain: Float[Tensor, "D"]
+    ff_shift: Float[Tensor, "D"]
+    layer1: Float[Tensor, "F D"]
+    layer1_bias: Float[Tensor, "F"]
+    layer2: Float[Tensor, "D F"]
+    layer2_bias: Float[Tensor, "D"]
 
 
 class FeedbackTransformerLayer(nn.Module):
@@ -65,16 +85,44 @@ class FeedbackTransformerLayer(nn.Module):
         parts: list[Any] = [self.attn.dropout, self.dropout, self.feed_forward.dropout]
         return self.training and any(part.p > 0 for part in parts)
 
-    # Whoever gives a layer another feed-forward network, or attention with other scores, gets what he asked
-    # for: such a layer is computed by its own modules.
+    @property
+    def weights(self) -> LayerWeights:
+        r"""The parameters; only a standard layer has them all."""
+        attn, f, norm, norm_ff = self.attn, self.feed_forward, self.norm_self_attn, self.norm_ff
+        return LayerWeights(  # type: ignore[call-arg]
+            *(norm.weight, norm.bias, attn.query.linear.weight),
+            *(attn.query_pos_bias, attn.key_pos_embeddings, attn.key_pos_bias),
+            *(attn.output.weight, attn.output.bias, norm_ff.weight, norm_ff.bias),
+            *(f.layer1.weight, f.layer1.bias, f.layer2.weight, f.layer2.bias),  # type: ignore[union-attr]
+        )
+
+    # Whoever gives a layer another feed-forward network, attention with other scores or an adapter around a
+    # linear map gets what was asked for: such a layer is computed by its own modules.
     @property
     def is_standard(self) -> bool:
         r"""True when the layer is exactly what `feedback_transformer` computes."""
-        f = self.feed_forward
+        attn, f = self.attn, self.feed_forward
         return (
-            type(self.attn) is FeedbackAttention
+            type(attn) is FeedbackAttention
             and type(f) is FeedForward
             and (f.activation in (F.relu, torch.relu) or type(f.activation) is nn.ReLU)
-            and f.layer1.bias is not None
-            and f.layer2.bias is not None
+            and runs_linear(attn.query.linear, bias=False)
+            and all(runs_linear(part, bias=True) for part in (attn.output, f.layer1, f.layer2))
+            and runs_norm(self.norm_self_attn)
+            and runs_norm(self.norm_ff)
         )
+
+
+# A parametrized map has a class of its own, but still the `forward` of the linear map.
+def runs_linear(module: nn.Module, bias: bool) -> bool:
+    r"""Say whether a module computes what `torch.nn.Linear` does, with a bias or without one."""
+    return _runs(module, nn.Linear) and (module.bias is not None) == bias
+
+
+def runs_norm(module: nn.Module) -> bool:
+    r"""Say whether a module computes what `torch.nn.LayerNorm` does if nothing is said."""
+    return _runs(module, nn.LayerNorm) and bool(module.eps == EPS) and module.bias is not None
+
+
+def _runs(module: nn.Module, kind: type[nn.Module]) -> bool:
+    return getattr(module.forward, "__func__", None) is kind.forward

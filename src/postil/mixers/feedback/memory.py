@@ -212,9 +212,10 @@ class FeedbackState(NamedTuple):
         count = self.stop - self.start
         room = 2 * max(count, 32) if window is None else 2 * max(count, window)
 
-        # In memory the positions of one head lie together, as attention reads them.
+        # In memory the positions of one head lie together, as attention reads them, and heads lie in front.
         def moved(rows: Tensor) -> Tensor:
-            buffer = rows.new_zeros(*rows.shape[1:-1], room, rows.shape[-1]).movedim(-2, 0)
+            batch, groups, heads, width = rows.shape[1:]
+            buffer = rows.new_zeros(groups, heads, batch, room, width).permute(3, 2, 0, 1, 4)
             buffer[:count] = rows
             return buffer
 

@@ -63,22 +63,13 @@ class FeedbackTransformer(FeedbackBackbone):
 
     def project(self, m: Tensor) -> tuple[Tensor, Tensor]:
         r"""Give what each layer makes of a memory vector."""
-        attentions: list[Any] = [layer.attn for layer in self.layers]
+        attentions = [layer.attn for layer in self._layers]
         keys, values = [a.key(m) for a in attentions], [a.value(m) for a in attentions]
         return torch.stack(keys, dim=1), torch.stack(values, dim=1)
 
-    def projections(self) -> list[list[Tensor | None]]:
-        r"""Give the parameters of all layers' projections."""
-        attentions = [layer.attn for layer in self._layers]
-        return [[a.key.linear.weight, a.value.linear.weight, a.value.linear.bias] for a in attentions]
-
-    def key_value(self) -> tuple[Tensor, Tensor]:
-        r"""Give the projections of all layers."""
-        layers: list[Any] = list(self.layers)
-        pairs = [(layer.attn.key.linear, layer.attn.value.linear) for layer in layers]
-        weights = torch.stack([torch.cat([key.weight, value.weight]) for key, value in pairs])
-        biases = torch.stack([torch.cat([torch.zeros_like(v.bias), v.bias]) for _, v in pairs])
-        return weights, biases
+    def maps(self) -> list[tuple[Any, Any]]:
+        r"""Give the maps of each layer."""
+        return [(attn.key.linear, attn.value.linear) for attn in (layer.attn for layer in self._layers)]
 
 
 class FeedbackTransformerKV(FeedbackBackbone):
@@ -119,11 +110,6 @@ class FeedbackTransformerKV(FeedbackBackbone):
         r"""Give the one key and value for all layers."""
         return self.key(m)[:, None], self.value(m)[:, None]
 
-    def projections(self) -> list[list[Tensor | None]]:
-        r"""Give the parameters of the one pair."""
-        return [[self.key.linear.weight, self.value.linear.weight, None]]
-
-    def key_value(self) -> tuple[Tensor, Tensor]:
-        r"""Give the one pair of projections; neither has a bias."""
-        weights = torch.cat([self.key.linear.weight, self.value.linear.weight])[None]
-        return weights, torch.zeros_like(weights[:, :, 0])
+    def maps(self) -> list[tuple[Any, Any]]:
+        r"""Give the one pair of maps."""
+        return [(self.key.linear, self.value.linear)]

@@ -19,21 +19,18 @@ from postil.kernels import LANES, call_structure
 from postil.mixers.feedback import plain
 from postil.mixers.feedback.backward import memory_weights, start_debts
 from postil.mixers.feedback.kernel.build import KERNEL
-from postil.mixers.feedback.kernel.decoding import Operands, Plan, plan, reads, step
+from postil.mixers.feedback.kernel.decoding import step, steps
 from postil.mixers.feedback.plain import CHUNK, Problem, Tape, room
 from postil.mixers.feedback.recurrence import FoldedWeights
 
 __all__ = [
     "KERNEL",
-    "Operands",
-    "Plan",
     "backward",
     "blank_tape",
     "fits",
     "forward",
-    "plan",
-    "reads",
     "step",
+    "steps",
 ]
 
 PAGES_FROM = 1 << 18
