@@ -113,3 +113,21 @@ def test_the_first_word_is_the_one_that_counts(quick: list[int]) -> None:
     with Watch(0, 2, store, words.append):
         until(lambda: quick)
     assert words[0].startswith("rank 1 failed: OSError: the disk is gone")
+
+
+# Python ends a thread that is inside the store by unwinding it, and the store's C++ answers with an abort: a
+# run that had made all its updates, on a busy machine, was seen to end with SIGABRT.
+def test_nobody_leaves_in_the_middle_of_a_look(quick: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE", 20.0)
+    asked, answered = threading.Event(), threading.Event()
+
+    class Slow(HashStore):
+        def add(self, key: str, by: int) -> int:
+            asked.set()
+            time.sleep(0.3)
+            answered.set()
+            return super().add(key, by)
+
+    with Watch(0, 2, Slow()):
+        assert asked.wait(20)
+    assert answered.is_set() and not quick

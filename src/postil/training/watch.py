@@ -62,6 +62,8 @@ class Watch:
         if error is not None and not self._found.is_set():
             self._tell(f"rank {self.rank} failed: {type(error).__name__}: {error}")
         self._left.set()
+        # A thread that is still asking the store when Python ends takes the process with it, by an abort.
+        self._thread.join(GRACE)
 
     # The broken connection is noticed within a moment, and by all at once. Who is to blame takes a few
     # seconds of looking. A rank may also live and yet never come, stuck in a call of its own: then all give
