@@ -1,15 +1,15 @@
-r"""The algorithmic task: a Feedback Transformer and a parallel one on the same programs.
+r"""The algorithmic task: a Feedback Transformer and a parallel one in the same school.
 
     python benchmarks/algorithmic.py                    train both, or go on from where they are, and report
     python benchmarks/algorithmic.py --report           only report on what there is
     python benchmarks/algorithmic.py --only feedback    one of the two, to train them at the same time
 
 Both models are the experiment's (`experiments/algorithmic`), alike in layers, width and embeddings, and read
-the same programs in the same order. They are trained in turns, so that at any time both have read as much;
-after each turn both answer the same 1,000 programs that neither has read. The learning rate is constant until
-then, so that a turn may be the last at any time. What it leaves unsettled is settled in a last stretch, in
-which the rate falls along a cosine; it begins from the weights of the run, like `postil train --init-from`.
-Everything is kept in the folders of the runs: stopped and started again, it goes on.
+the same programs in the same order, class by class: one variable, two, three, and then programs as long as
+those of the paper. A class begins from the weights that the one before it left, like `postil train
+--init-from`; given three variables at once, neither model learns what a condition does. After each class, and
+some times in it, both answer the same 1,000 programs that neither has read. Everything is kept in the folders
+of the runs: stopped and started again, it goes on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from measure import write_results
 from postil.experiments import EXPERIMENTS
@@ -33,65 +33,70 @@ from postil.training.settings import TrainSettings
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/pictures/algorithmic.svg"
 EXPERIMENT = EXPERIMENTS["algorithmic"]
-TASKS = {
-    1: EXPERIMENT,
-    3: replace(
-        EXPERIMENT,
-        seq_len_from=24,
-        seq_len_over=1600,
-        model=replace(EXPERIMENT.model, seq_len=96),
-        data=replace(EXPERIMENT.data, statements=18, variables=3),
-    ),
-}
-"""Settings by the number of variables. One variable is the smallest task that needs state at all."""
-
 MODELS = ("feedback", "multi-head-attention")
-PUBLISHED = {"feedback": (4, 99.1), "multi-head-attention": (8, 33.7)}
-"""Layers, and accuracy in percent with 3 variables and 100 statements, in [fan2020], Table 1."""
+PUBLISHED = {
+    "feedback": {"layers": 4, "accuracy": {3: 0.991, 5: 0.926}},
+    "multi-head-attention": {"layers": 8, "accuracy": {3: 0.337, 5: 0.375}},
+}
+"""Layers, and accuracy by the number of variables, with 100 statements; [fan2020], Table 1."""
 
 LABELS = {"feedback": "Feedback Transformer", "multi-head-attention": "parallel transformer"}
 
 
-def settings(mixer: str, folder: Path, variables: int) -> TrainSettings:
-    """Give the settings of one of the runs."""
+class Class(NamedTuple):
+    """What is read for how long; sequences grow from `begin` tokens to `seq_len` over `growing` updates."""
+
+    variables: int
+    statements: int
+    seq_len: int
+    updates: int
+    begin: int
+    growing: int
+    lr: float
+
+
+SCHOOL = (
+    Class(1, 18, 96, 2100, 16, 900, 2e-3),
+    Class(2, 18, 96, 1200, 24, 300, 1e-3),
+    Class(3, 18, 96, 1800, 24, 300, 1e-3),
+    Class(3, 40, 192, 500, 96, 50, 1e-3),
+    Class(3, 100, 512, 800, 192, 100, 1e-3),
+    Class(5, 100, 512, 400, 192, 50, 1e-3),
+)
+
+
+def folder_of(folder: Path, mixer: str, index: int) -> Path:
+    """Say where a class of a model is kept."""
+    return folder / mixer / f"{index + 1}-{SCHOOL[index].variables}-variables-{SCHOOL[index].statements}"
+
+
+def settings(folder: Path, mixer: str, index: int) -> TrainSettings:
+    """Give the settings of one class of one model; the programs of each class are new."""
+    now = SCHOOL[index]
     return replace(
-        TASKS[variables],
+        EXPERIMENT,
         mixer=mixer,
-        out=str(folder / mixer),
+        out=str(folder_of(folder, mixer, index)),
+        init_from=str(folder_of(folder, mixer, index - 1)) if index else None,
+        seed=index + 1,
+        updates=now.updates,
+        seq_len_from=now.begin,
+        seq_len_over=now.growing,
+        model=replace(EXPERIMENT.model, seq_len=now.seq_len),
+        data=replace(EXPERIMENT.data, statements=now.statements, variables=now.variables),
+        optimizer=replace(EXPERIMENT.optimizer, schedule="cosine", lr=now.lr, warmup=50),
         threads=1,
         log_every=50,
         sample_every=0,
-        # A turn ends with an evaluation of its own.
-        evaluate_every=10**6,
+        evaluate_every=now.updates // 4,
+        evaluate_windows=1000,
     )
-
-
-def last_stretch(first: TrainSettings, updates: int) -> TrainSettings:
-    """Give the settings of what follows a run: programs of full length that it has not read."""
-    return replace(
-        first,
-        out=f"{first.out}-last",
-        init_from=first.out,
-        updates=updates,
-        seed=first.seed + 1,
-        seq_len_from=None,
-        seq_len_over=None,
-        optimizer=replace(first.optimizer, schedule="cosine", lr=first.optimizer.lr / 2, warmup=20),
-    )
-
-
-# ## In turns
-def train_in_turns(runs: list[TrainSettings], updates: int, turn: int, last: int) -> bool:
-    """Train all models up to `updates` and `last` more; return whether they came so far."""
-    goals = [*range(turn, updates, turn), updates]
-    plans = [replace(each, updates=goal) for goal in goals for each in runs]
-    return all(map(train_to_its_end, [*plans, *(last_stretch(each, last) for each in runs)]))
 
 
 def train_to_its_end(plan: TrainSettings) -> bool:
-    """Go on with a run until it has made its updates; return whether it has."""
+    """Go on with a class until it is over; return whether it is."""
     run = Path(str(plan.out))
-    if reached(run, plan.updates):
+    if any(line["update"] == plan.updates for line in finals(run)):
         return True
     began = time.process_time()
     outcome = train(plan, resume="auto")
@@ -100,14 +105,14 @@ def train_to_its_end(plan: TrainSettings) -> bool:
 
 
 def finals(run: Path) -> list[dict[str, Any]]:
-    """Give the evaluations on all 1,000 programs, one after each turn."""
+    """Give the evaluation at the end of a class, if it is over."""
+    return [line for line in lines(run) if line["kind"] == "final"]
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """Give what a run has noted so far."""
     path = run / "metrics.jsonl"
-    return [line for line in read_metrics(path) if line["kind"] == "final"] if path.exists() else []
-
-
-def reached(run: Path, goal: int | None) -> bool:
-    """Say whether a turn is over."""
-    return any(line["update"] == goal for line in finals(run))
+    return list(read_metrics(path)) if path.exists() else []
 
 
 def cpu_seconds(run: Path) -> float:
@@ -169,51 +174,49 @@ def without_conditions(programs: list[Program]) -> float:
 
 
 # ## Report
-def rows(folder: Path, variables: int) -> list[dict[str, Any]]:
-    """Give one row a model."""
-    curves = {mixer: curve(folder, mixer) for mixer in MODELS}
-    shared = sorted(set.intersection(*(set(each) for each in curves.values())))
-    data, size = TASKS[variables].data, TASKS[variables].optimizer.batch_size
-    programs = [make_program(-n, data.statements, data.variables) for n in range(1, 1001)]
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """Give one row a class and model; programs, tokens and time count from the first class on."""
     found = []
-    for mixer in MODELS:
-        record = json.loads((folder / mixer / "run.json").read_text())
-        last = curves[mixer][shared[-1]]
-        layers, published = PUBLISHED[mixer]
-        found.append(
-            {
-                "name": mixer,
-                "what": f"accuracy of printed values, {LABELS[mixer]}",
-                "statements": data.statements,
-                "variables": data.variables,
-                "accuracy": round(last["accuracy"], 4),
-                "bits_per_printed_value": round(last["bits"], 4),
-                "always_the_commonest_value": round(commonest(programs), 4),
-                "changes_overlooked": round(first_values(programs), 4),
-                "conditions_overlooked": round(without_conditions(programs), 4),
-                "published": {"accuracy": published / 100, "layers": layers, "statements": 100},
-                "sizes": sizes(record),
-                "updates": last["update"],
-                "programs": last["update"] * size,
-                "tokens": last["tokens"],
-                "cpu_seconds": sum(cpu_seconds(folder / name) for name in (mixer, f"{mixer}-last")),
-                "threads": 1,
-                "curve": [[update * size, round(curves[mixer][update]["accuracy"], 4)] for update in shared],
-            }
-        )
+    for index, now in enumerate(SCHOOL):
+        runs = {mixer: folder_of(folder, mixer, index) for mixer in MODELS}
+        if not all(finals(run) for run in runs.values()):
+            break
+        programs = [make_program(-n, now.statements, now.variables) for n in range(1, 1001)]
+        for mixer, run in runs.items():
+            record = json.loads((run / "run.json").read_text())
+            last, before = finals(run)[-1], [folder_of(folder, mixer, i) for i in range(index)]
+            read = sum(finals(each)[-1]["update"] for each in before)
+            size = record["settings"]["optimizer"]["batch_size"]
+            published = PUBLISHED[mixer]
+            found.append(
+                {
+                    "name": mixer,
+                    "what": f"accuracy of printed values, {LABELS[mixer]}",
+                    "statements": now.statements,
+                    "variables": now.variables,
+                    "accuracy": round(last["accuracy"], 4),
+                    "bits_per_printed_value": round(last["bits"], 4),
+                    "always_the_commonest_value": round(commonest(programs), 4),
+                    "changes_overlooked": round(first_values(programs), 4),
+                    "conditions_overlooked": round(without_conditions(programs), 4),
+                    "published": {
+                        "accuracy": published["accuracy"].get(now.variables),
+                        "layers": published["layers"],
+                        "statements": 100,
+                    },
+                    "sizes": sizes(record),
+                    "programs": (read + last["update"]) * size,
+                    "tokens": sum(finals(each)[-1]["tokens"] for each in [*before, run]),
+                    "cpu_seconds": round(sum(cpu_seconds(each) for each in [*before, run]), 1),
+                    "threads": 1,
+                    "curve": [
+                        [(read + line["update"]) * size, round(line["accuracy"], 4)]
+                        for line in lines(run)
+                        if line["kind"] in ("valid", "final")
+                    ],
+                }
+            )
     return found
-
-
-# The last stretch starts to count where the run has ended.
-def curve(folder: Path, mixer: str) -> dict[int, dict[str, Any]]:
-    """Give the evaluations of a model by the updates it had made."""
-    first = finals(folder / mixer)
-    end = first[-1]
-    last = [
-        {**line, "update": end["update"] + line["update"], "tokens": end["tokens"] + line["tokens"]}
-        for line in finals(folder / f"{mixer}-last")
-    ]
-    return {line["update"]: line for line in [*first, *last]}
 
 
 def sizes(record: dict[str, Any]) -> dict[str, Any]:
@@ -231,14 +234,17 @@ def sizes(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw accuracy over programs read, one chart a task, with what others get beside it."""
+    """Draw accuracy over programs read, one chart a class, with what others get beside it."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    tasks = sorted({row["variables"] for row in found})
-    figure = Figure(figsize=(1 + 4.5 * len(tasks), 4.2), layout="constrained")
-    for axes, variables in zip(figure.subplots(1, len(tasks), squeeze=False)[0], tasks, strict=True):
-        _chart(axes, [row for row in found if row["variables"] == variables])
+    classes = sorted({(row["statements"], row["variables"]) for row in found})
+    figure = Figure(figsize=(10, 6), layout="constrained")
+    charts = figure.subplots(2, 3, sharey=True).flat
+    for axes, each in zip(charts, classes, strict=False):
+        _chart(axes, [row for row in found if (row["statements"], row["variables"]) == each])
+    figure.supylabel("printed values that are right, %", fontsize=9)
+    figure.supxlabel("thousands of programs read, from the first class on", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The ids in an SVG are drawn at random unless salted: the same data gives the same file.
     with rc_context({"svg.hashsalt": "postil", "svg.fonttype": "none"}):
@@ -251,23 +257,22 @@ COLOURS = dict(zip(MODELS, ("#0550ae", "#9a6700"), strict=True))
 def _chart(axes: Any, found: list[dict[str, Any]]) -> None:
     for row in found:
         x, y = zip(*row["curve"], strict=True)
-        label = f"{LABELS[row['name']]}, {row['sizes']['L']} layers: {100 * row['accuracy']:.1f} %"
-        axes.plot(x, [100 * value for value in y], color=COLOURS[row["name"]], marker="o", ms=3, label=label)
-        if row["variables"] == 3:
-            theirs = row["published"]
-            text = f"published: {theirs['layers']} layers, 100 statements, {100 * theirs['accuracy']:.1f} %"
+        label = f"{LABELS[row['name']]}: {100 * row['accuracy']:.1f} %"
+        thousands = [value / 1000 for value in x]
+        axes.plot(
+            thousands, [100 * value for value in y], color=COLOURS[row["name"]], marker="o", ms=3, label=label
+        )
+        theirs = row["published"]
+        if row["statements"] == theirs["statements"]:
+            text = f"published, {theirs['layers']} layers: {100 * theirs['accuracy']:.1f} %"
             _line(axes, theirs["accuracy"], text, COLOURS[row["name"]])
-    _line(axes, found[0]["conditions_overlooked"], "all conditions overlooked", "#57606a")
+    _line(axes, found[0]["conditions_overlooked"], "conditions overlooked", "#57606a")
     statements, variables = found[0]["statements"], found[0]["variables"]
-    axes.set(
-        xlabel=f"programs read: {statements} statements, {variables} variable{'s' if variables > 1 else ''}",
-        ylabel="printed values that are right, %",
-        ylim=(0, 106),
-        xlim=(0, None),
-    )
+    axes.set_title(f"{variables} variable{'s' if variables > 1 else ''}, {statements} statements", fontsize=9)
+    axes.set(ylim=(0, 106))
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, loc="lower right", fontsize=8)
+    axes.legend(frameon=False, loc="lower center", fontsize=7)
 
 
 def _line(axes: Any, height: float, text: str, colour: str) -> None:
@@ -285,29 +290,22 @@ def _line(axes: Any, height: float, text: str, colour: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--variables", type=int, choices=TASKS, action="append", help="tasks; default: all")
     parser.add_argument("--only", choices=MODELS, action="append", help="models to train; default: both")
-    parser.add_argument("--turn", type=int, default=300, help="updates of one before the other's turn")
-    parser.add_argument("--last", type=int, default=450, help="updates of the last stretch")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/benchmark-algorithmic")
     parser.add_argument("--report", action="store_true", help="train nothing")
     chosen = parser.parse_args()
-    for variables in [] if chosen.report else chosen.variables or TASKS:
-        folder = chosen.folder / f"variables-{variables}"
-        runs = [settings(mixer, folder, variables) for mixer in chosen.only or MODELS]
-        if not train_in_turns(runs, TASKS[variables].updates or 0, chosen.turn, chosen.last):
-            print("stopped; the same command goes on from here")
-            return 130
+    for index in [] if chosen.report else range(len(SCHOOL)):
+        for mixer in chosen.only or MODELS:
+            if not train_to_its_end(settings(chosen.folder, mixer, index)):
+                print("stopped; the same command goes on from here")
+                return 130
     if chosen.only:
         return 0
-    there = [
-        n for n in TASKS if all((chosen.folder / f"variables-{n}" / f"{m}-last").exists() for m in MODELS)
-    ]
-    found = [row for n in there for row in rows(chosen.folder / f"variables-{n}", n)]
+    found = rows(chosen.folder)
     for row in found:
         print(
-            f"{row['variables']} variables, {row['name']}: {100 * row['accuracy']:.1f} % right after "
-            f"{row['programs']:,} programs"
+            f"{row['variables']} variables, {row['statements']} statements, {row['name']}: "
+            f"{100 * row['accuracy']:.1f} % right after {row['programs']:,} programs"
         )
     # However it was trained, in one go or several: the command without options makes these results.
     sys.argv = sys.argv[:1]

@@ -106,16 +106,19 @@ def _feedback_decodes(rows: Rows) -> str:
     )
 
 
+# The classes of a model follow each other, so its last row says how much it has read.
 def _accuracies(rows: Rows) -> str:
-    def one(row: dict[str, Any]) -> str:
-        plural = "" if row["variables"] == 1 else "s"
-        smaller = f"{row['statements']} statements, {row['variables']} variable{plural}"
-        return (
-            f"{row['name']} of {row['sizes']['L']} layers {100 * row['accuracy']:.1f} % ({smaller}, after "
-            f"{row['programs']:,} programs and {row['cpu_seconds'] / 60:.0f} minutes of one core)"
-        )
+    def one(name: str) -> str:
+        classes = [row for row in rows if row["name"] == name]
+        each = [
+            f"{100 * row['accuracy']:.1f} % (variables {row['variables']}, statements {row['statements']})"
+            for row in classes
+        ]
+        last = classes[-1]
+        price = f"{last['programs']:,} programs and {last['cpu_seconds'] / 60:.0f} minutes of one core"
+        return f"{name} of {last['sizes']['L']} layers {', '.join(each)}, after {price}"
 
-    return _listed([one(row) for row in rows])
+    return _listed([one(name) for name in dict.fromkeys(row["name"] for row in rows)])
 
 
 def _attention_grows(rows: Rows) -> str:

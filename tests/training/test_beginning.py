@@ -73,6 +73,28 @@ def test_positions_of_the_parallel_model_are_left_behind(settings, parallel: Pat
     assert "embedding.positional_encodings" not in weights(run(s).path)
 
 
+# Distances beyond the old table share its first row, before and after; fewer distances are the nearer ones.
+@pytest.mark.parametrize("mixer", ["feedback", "feedback-original"])
+@pytest.mark.parametrize("seq_len", [24, 11])
+def test_a_feedback_model_begins_for_texts_of_another_length(
+    settings, tmp_path: Path, mixer: str, seq_len: int
+) -> None:
+    both = {**SHORT, "mixer": mixer, "sample_every": 0}
+    first = run(settings(**both, out=str(tmp_path / "first"), model={"positions": "none"})).path
+    still = {"lr": 0.0, "schedule": "constant", "weight_decay": 0.0}
+    changes = {"optimizer": still, "model": {"positions": "none", "seq_len": seq_len}}
+    out = run(settings(**{**both, **changes}, out=str(tmp_path / "next"), init_from=str(first))).path
+    for name, old in weights(first).items():
+        new = weights(out)[name]
+        if name.endswith((".key_pos_embeddings", ".key_pos_bias")):
+            assert old.any() and len(new) == seq_len
+            shared = min(len(old), len(new))
+            assert torch.equal(new[-shared:], old[-shared:]), name
+            assert (new[:-shared] == old[0]).all(), name
+        else:
+            assert torch.equal(new, old), name
+
+
 def test_what_was_begun_from_may_go_once_there_is_a_checkpoint(
     settings, parallel: Path, tmp_path: Path
 ) -> None:

@@ -18,11 +18,21 @@ taken away. What remains is state: a value that changes from statement to statem
 Theirs is a training for GPUs: width 256, 50,000 updates of 512 programs, a learning rate of 0.0001. Here
 everything is smaller, so that minutes on one processor core show the difference: three layers of width 64
 for both models, 32 programs in an update, and one variable. One is enough to need state, for whether
-`if x < 5 : x ++` changes anything depends on all that came before. With three variables the same minutes
-bring neither model further than overlooking every condition would. `benchmarks/algorithmic.py` trains both on
-either task, and what it finds is about these programs, not about those of the table.
+`if x < 5 : x ++` changes anything depends on all that came before.
 
-    postil train --experiment algorithmic --data.variables 3 --data.statements 100 --model.seq_len 512
+Given three variables at once, neither model comes further in such a time than overlooking every condition
+would. Too much is unknown together: what a comparison does, and with whose value. A model that has learnt the
+one has only the other left to learn. So variables come one by one, and only then the programs become long:
+
+    postil train --experiment algorithmic --data.variables 2 --optimizer.lr 1e-3 \
+        --init-from runs/algorithmic --out runs/two
+    postil train --experiment algorithmic --data.variables 3 --optimizer.lr 1e-3 \
+        --init-from runs/two --out runs/three
+    postil train --experiment algorithmic --data.variables 3 --optimizer.lr 1e-3 \
+        --data.statements 100 --model.seq_len 512 --init-from runs/three --out runs/long
+
+`benchmarks/algorithmic.py` takes both models through this school, up to programs of the length in the table
+and on to five variables.
 
 ## Try it
 
@@ -73,8 +83,8 @@ SETTINGS = TrainSettings(
     updates=2100,
     seq_len_from=16,
     seq_len_over=900,
-    model=ModelSettings(d_model=64, n_layers=3, heads=4, positions="fixed", seq_len=64, dropout=0.0),
-    data=DataSettings(statements=15, variables=1),
+    model=ModelSettings(d_model=64, n_layers=3, heads=4, positions="fixed", seq_len=96, dropout=0.0),
+    data=DataSettings(statements=18, variables=1),
     optimizer=OptimizerSettings(
         lr=2e-3, schedule="constant", warmup=100, weight_decay=0.0, batch_size=32, clip=1.0
     ),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from postil.language_model import LanguageModel
 from postil.mixers.feedback import from_parallel
+from postil.mixers.feedback.attention import reachable
 from postil.text import Tokenizer, fingerprint
 from postil.training.saved import SavedRun, load_run
 from postil.training.settings import TrainSettings
@@ -30,7 +31,8 @@ SHAPE = ("d_model", "n_layers", "heads", "d_ff", "activation", "tie_weights")
 def begin_from(path: str, model: LanguageModel, settings: TrainSettings, tokenizer: Tokenizer) -> Any:
     r"""Copy the weights of the run in `path` into `model`; return what is to be recorded about it.
 
-    Position tables that only one of two different models has stay as they are drawn, or are left behind.
+    Position tables that only one of two different models has stay as they are drawn, or are left behind. The
+    tables of distances in a Feedback Transformer are lengthened or cut to what the new run can tell apart.
 
     Raises:
         CheckpointError: there is no good checkpoint in `path`.
@@ -43,6 +45,7 @@ def begin_from(path: str, model: LanguageModel, settings: TrainSettings, tokeniz
     else:
         tensors = _as_feedback(saved.model.state_dict(), model, SHARES_PROJECTIONS[settings.mixer])
     own = model.state_dict()
+    tensors = {name: _for_length(name, x, own.get(name)) for name, x in tensors.items()}
     other = [name for name in tensors if name in own and tensors[name].shape != own[name].shape]
     if other:
         raise ValueError(
@@ -51,6 +54,14 @@ def begin_from(path: str, model: LanguageModel, settings: TrainSettings, tokeniz
         )
     model.load_state_dict(tensors, strict=saved.settings.mixer == settings.mixer)
     return {"path": path, "mixer": saved.settings.mixer, "update": saved.checkpoint.step}
+
+
+# Short texts teach faster than long ones, and a run may follow in which the texts are longer. The farther
+# distances begin as what the model has computed there so far: as the farthest that it could tell apart.
+def _for_length(name: str, table: Tensor, like: Tensor | None) -> Tensor:
+    if like is None or not name.endswith((".attn.key_pos_embeddings", ".attn.key_pos_bias")):
+        return table
+    return reachable(table, len(like))
 
 
 # The number of heads changes what a model computes and no shape of a tensor; so settings are compared, and

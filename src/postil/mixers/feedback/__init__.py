@@ -23,8 +23,10 @@ The pages, in the order to read them:
 5. `backward`: its gradient, by hand;
 6. `kernel`: both compiled, the C++ beside it;
 7. `operation`: all this as one differentiable function;
-8. `layer`, `backbone`, `transformer`: the modules;
-9. `from_parallel`: starting from a trained parallel transformer.
+8. `layer`: one layer at one position;
+9. `decoding`: one position, as a function of tensors;
+10. `backbone`, `transformer`: the models;
+11. `from_parallel`: starting from a trained parallel transformer.
 
 :paper: fan2020
 """

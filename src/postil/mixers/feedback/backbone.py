@@ -1,7 +1,9 @@
 r"""What the two Feedback Transformers share: all but where keys and values come from.
 
 A backbone gathers parameters, checks masks and keeps the memory between calls. A whole sequence goes to
-`feedback_transformer` in one call; a position at a time goes through the modules, or the compiled step.
+`feedback_transformer` in one call; a position at a time goes to `decoding.step`, or to its compiled form.
+Both read parameters and leave the modules aside. Where a part is not what they take it for, the modules
+compute.
 """
 
 from __future__ import annotations
@@ -244,7 +246,8 @@ class FeedbackBackbone(nn.Module):
         h, k, v = self._position(x_t, (keys, values), may)
         return self.norm(h), state.append(k, v, self.window)
 
-    # What records gradients, drops or is traced goes through the modules; so does what they have to reject.
+    # Whatever records gradients, drops out or is traced goes through the modules, and so does what they
+    # reject.
     def _plan(self, x_t: Tensor, state: FeedbackState) -> decoding.Plan | None:
         suits = (
             not torch.is_grad_enabled()

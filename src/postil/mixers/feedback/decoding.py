@@ -2,8 +2,8 @@ r"""One position, in plain PyTorch.
 
 Whoever writes a text computes one position at a time, and uses every weight of the model for a single row.
 There is nothing to gain in arithmetic: a step can at best be as fast as the weights come from memory. Walked
-through module by module it is not. At $D = 256$ and $L = 6$ a third of the time went into calling modules and
-looking for their parameters.
+through module by module it is not. At $D = 256$ and $L = 6$ a quarter of the time went into calling modules
+and looking for their parameters.
 
 So a step is written as a function of tensors. What is kept between steps is *which* tensors, never what is in
 them. Nothing is folded or packed that could become stale: whatever happens to a model between two steps, the

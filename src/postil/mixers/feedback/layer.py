@@ -120,7 +120,7 @@ def runs_linear(module: nn.Module, bias: bool) -> bool:
 
 
 def runs_norm(module: nn.Module) -> bool:
-    r"""Say whether a module computes what `torch.nn.LayerNorm` does if nothing is said."""
+    r"""Say whether a module computes what `torch.nn.LayerNorm` does by default."""
     return _runs(module, nn.LayerNorm) and bool(module.eps == EPS) and module.bias is not None
 
 

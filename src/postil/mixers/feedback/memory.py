@@ -212,7 +212,8 @@ class FeedbackState(NamedTuple):
         count = self.stop - self.start
         room = 2 * max(count, 32) if window is None else 2 * max(count, window)
 
-        # In memory the positions of one head lie together, as attention reads them, and heads lie in front.
+        # In memory the positions of one head lie together, as attention reads them, and heads and rows of the
+        # batch can be taken as one axis.
         def moved(rows: Tensor) -> Tensor:
             batch, groups, heads, width = rows.shape[1:]
             buffer = rows.new_zeros(groups, heads, batch, room, width).permute(3, 2, 0, 1, 4)
