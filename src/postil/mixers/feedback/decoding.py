@@ -172,6 +172,7 @@ def _layer(
 ) -> Float[Tensor, "B D"]:
     n = F.layer_norm(h, h.shape[1:], w.attn_gain, w.attn_shift)
     z = F.linear(_attend(n, w, k, v, hidden), w.output, w.output_bias)
+    # A row that may read nothing skips attention, the bias of its output included.
     if hidden is not None:
         z = z.masked_fill(hidden.all(dim=1, keepdim=True), 0.0)
     h = h + z
