@@ -1,15 +1,15 @@
-r"""The algorithmic task: a Feedback Transformer and a parallel one in the same school.
+r"""The algorithmic task: a Feedback Transformer and a parallel one on the same curriculum.
 
     python benchmarks/algorithmic.py                    train both, or go on from where they are, and report
     python benchmarks/algorithmic.py --report           only report on what there is
     python benchmarks/algorithmic.py --only feedback    one of the two, to train them at the same time
 
 Both models are the experiment's (`experiments/algorithmic`), alike in layers, width and embeddings, and read
-the same programs in the same order, class by class: one variable, two, three, and then programs as long as
-those of the paper. A class begins from the weights that the one before it left, like `postil train
---init-from`; given three variables at once, neither model learns what a condition does. After each class, and
-some times in it, both answer the same 1,000 programs that neither has read. Everything is kept in the folders
-of the runs: stopped and started again, it goes on.
+the same programs in the same order, stage by stage: one variable, two, three, and then programs as long as
+those of the paper. A stage begins from the weights that the one before it left, like `postil train
+--init-from`. Given three variables at once, neither model came further in some minutes than a model that
+overlooks every condition. After each stage, and some times in it, both answer the same 1,000 programs that
+neither has read. Everything is kept in the folders of the runs: stopped and started again, it goes on.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PUBLISHED = {
 LABELS = {"feedback": "Feedback Transformer", "multi-head-attention": "parallel transformer"}
 
 
-class Class(NamedTuple):
+class Stage(NamedTuple):
     """What is read for how long; sequences grow from `begin` tokens to `seq_len` over `growing` updates."""
 
     variables: int
@@ -55,24 +55,26 @@ class Class(NamedTuple):
     lr: float
 
 
-SCHOOL = (
-    Class(1, 18, 96, 2100, 16, 900, 2e-3),
-    Class(2, 18, 96, 2100, 24, 300, 1.5e-3),
-    Class(3, 18, 96, 2100, 24, 300, 1e-3),
-    Class(3, 40, 192, 500, 96, 50, 1e-3),
-    Class(3, 100, 512, 800, 192, 100, 1e-3),
-    Class(5, 100, 512, 400, 192, 50, 1e-3),
+CURRICULUM = (
+    Stage(1, 18, 96, 2100, 16, 900, 2e-3),
+    Stage(2, 18, 96, 2100, 24, 300, 1.5e-3),
+    Stage(3, 18, 96, 2100, 24, 300, 1e-3),
+    Stage(3, 40, 192, 500, 96, 50, 1e-3),
+    Stage(3, 100, 512, 800, 192, 100, 1e-3),
+    Stage(5, 100, 512, 400, 192, 50, 1e-3),
 )
 
 
 def folder_of(folder: Path, mixer: str, index: int) -> Path:
-    """Say where a class of a model is kept."""
-    return folder / mixer / f"{index + 1}-{SCHOOL[index].variables}-variables-{SCHOOL[index].statements}"
+    """Say where a stage of a model is kept."""
+    return (
+        folder / mixer / f"{index + 1}-{CURRICULUM[index].variables}-variables-{CURRICULUM[index].statements}"
+    )
 
 
 def settings(folder: Path, mixer: str, index: int) -> TrainSettings:
-    """Give the settings of one class of one model; the programs of each class are new."""
-    now = SCHOOL[index]
+    """Give the settings of one stage of one model; the programs of each stage are new."""
+    now = CURRICULUM[index]
     return replace(
         EXPERIMENT,
         mixer=mixer,
@@ -94,7 +96,7 @@ def settings(folder: Path, mixer: str, index: int) -> TrainSettings:
 
 
 def train_to_its_end(plan: TrainSettings) -> bool:
-    """Go on with a class until it is over; return whether it is."""
+    """Go on with a stage until it is over; return whether it is."""
     run = Path(str(plan.out))
     if any(line["update"] == plan.updates for line in finals(run)):
         return True
@@ -105,7 +107,7 @@ def train_to_its_end(plan: TrainSettings) -> bool:
 
 
 def finals(run: Path) -> list[dict[str, Any]]:
-    """Give the evaluation at the end of a class, if it is over."""
+    """Give the evaluation at the end of a stage, if it is over."""
     return [line for line in lines(run) if line["kind"] == "final"]
 
 
@@ -175,9 +177,9 @@ def without_conditions(programs: list[Program]) -> float:
 
 # ## Report
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """Give one row a class and model; programs, tokens and time count from the first class on."""
+    """Give one row a stage and model; programs, tokens and time count from the first stage on."""
     found = []
-    for index, now in enumerate(SCHOOL):
+    for index, now in enumerate(CURRICULUM):
         runs = {mixer: folder_of(folder, mixer, index) for mixer in MODELS}
         if not all(finals(run) for run in runs.values()):
             break
@@ -234,17 +236,17 @@ def sizes(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw accuracy over programs read, one chart a class, with what others get beside it."""
+    """Draw accuracy over programs read, one chart a stage, with what others get beside it."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    classes = sorted({(row["statements"], row["variables"]) for row in found})
+    stages = sorted({(row["statements"], row["variables"]) for row in found})
     figure = Figure(figsize=(10, 6), layout="constrained")
     charts = figure.subplots(2, 3, sharey=True).flat
-    for axes, each in zip(charts, classes, strict=False):
+    for axes, each in zip(charts, stages, strict=False):
         _chart(axes, [row for row in found if (row["statements"], row["variables"]) == each])
     figure.supylabel("printed values that are right, %", fontsize=9)
-    figure.supxlabel("thousands of programs read, from the first class on", fontsize=9)
+    figure.supxlabel("thousands of programs read, from the first stage on", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     # The ids in an SVG are drawn at random unless salted: the same data gives the same file.
     with rc_context({"svg.hashsalt": "postil", "svg.fonttype": "none"}):
@@ -294,7 +296,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "runs/benchmark-algorithmic")
     parser.add_argument("--report", action="store_true", help="train nothing")
     chosen = parser.parse_args()
-    for index in [] if chosen.report else range(len(SCHOOL)):
+    for index in [] if chosen.report else range(len(CURRICULUM)):
         for mixer in chosen.only or MODELS:
             if not train_to_its_end(settings(chosen.folder, mixer, index)):
                 print("stopped; the same command goes on from here")

@@ -106,15 +106,15 @@ def _feedback_decodes(rows: Rows) -> str:
     )
 
 
-# The classes of a model follow each other, so its last row says how much it has read.
+# The stages of a model follow each other, so its last row says how much it has read.
 def _accuracies(rows: Rows) -> str:
     def one(name: str) -> str:
-        classes = [row for row in rows if row["name"] == name]
+        stages = [row for row in rows if row["name"] == name]
         each = [
             f"{100 * row['accuracy']:.1f} % (variables {row['variables']}, statements {row['statements']})"
-            for row in classes
+            for row in stages
         ]
-        last = classes[-1]
+        last = stages[-1]
         price = f"{last['programs']:,} programs and {last['cpu_seconds'] / 60:.0f} minutes of one core"
         return f"{name} of {last['sizes']['L']} layers {', '.join(each)}, after {price}"
 

@@ -121,8 +121,8 @@ def test_a_smaller_task_is_named_as_such(tmp_path):
         "cpu_seconds": 250.0,
         "sizes": {"L": 3},
     }
-    next_class = {**row, "accuracy": 0.9, "statements": 100, "programs": 120000, "cpu_seconds": 600.0}
-    write(tmp_path, "algorithmic", [row, next_class])
+    next_stage = {**row, "accuracy": 0.9, "statements": 100, "programs": 120000, "cpu_seconds": 600.0}
+    write(tmp_path, "algorithmic", [row, next_stage])
     wanted = (
         "feedback of 3 layers 98.7 % (variables 3, statements 18), 90.0 % (variables 3, statements 100), "
         "after 120,000 programs and 10 minutes of one core"

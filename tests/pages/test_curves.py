@@ -70,6 +70,17 @@ def test_what_holds_no_curves_is_an_error(tmp_path, text):
         build_site(project, tmp_path / "site")
 
 
+def test_rows_of_one_name_are_lines_of_one_colour():
+    rows = [
+        {"name": name, "curve": [[x, 0.5], [x + 9, y]]} for name in "ab" for x, y in ((0, 0.9), (10, 0.8))
+    ]
+    text = json.dumps({"rows": rows})
+    assert read_curves(text)["a"] == [[(0.0, 0.5), (9.0, 0.9)], [(10.0, 0.5), (19.0, 0.8)]]
+    drawn = curve_figure(text, "Right.")
+    assert drawn.count("<polyline") == 4 and drawn.count('<g class="') == 2
+    assert 'aria-label="Right. a 0.8; b 0.8"' in drawn, "the last line says where a name has come to"
+
+
 def test_rows_with_a_curve_are_read_too():
     text = '{"rows": [{"name": "a", "curve": [[100, 3.0], [200, 2.0]]}, {"what": "a ratio", "ratio": 2}]}'
     assert read_curves(text) == {"a": [[(100.0, 3.0), (200.0, 2.0)]]}

@@ -5,7 +5,7 @@ the caption, the numbers a drawing. While the file is missing there is no figure
 that somebody has yet to make.
 
 A curve is a list of points; the first number of a point is where it stands, the last one its value. A file of
-results has one curve for each run of each contender, or rows with one each:
+results has one curve for each run of each contender, or rows with one each; rows of one name belong together:
 
     {"contenders": [{"name": "aft", "runs": [{"curve": [[1000, 2.5, 3.1], [2000, 5.1, 2.6]]}]}]}
     {"rows": [{"name": "aft", "curve": [[1000, 3.1], [2000, 2.6]]}]}
@@ -34,15 +34,14 @@ def read_curves(text: str) -> dict[str, list[Line]]:
     try:
         document = json.loads(text)
         rows = document["contenders"] if "contenders" in document else document["rows"]
-        found = {
-            str(row["name"]): [
-                [(float(point[0]), float(point[-1])) for point in run["curve"]]
-                for run in row.get("runs", [row])
-                if len(run["curve"]) > 1
-            ]
-            for row in rows
-            if "runs" in row or "curve" in row
-        }
+        found: dict[str, list[Line]] = {}
+        for row in rows:
+            if "runs" in row or "curve" in row:
+                found.setdefault(str(row["name"]), []).extend(
+                    [(float(point[0]), float(point[-1])) for point in run["curve"]]
+                    for run in row.get("runs", [row])
+                    if len(run["curve"]) > 1
+                )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise FigureError(f"is no file of results with learning curves: {error!r}") from error
     numbers = [number for lines in found.values() for line in lines for point in line for number in point]
@@ -79,7 +78,7 @@ def curve_figure(text: str, caption: str) -> str:
         (at_x, at_y), top = place(x, y), "start" if not share else "middle"
         drawn.append(f'<text x="{_LEFT - 5}" y="{at_y + 4:.0f}" text-anchor="end">{y:.3g}</text>')
         drawn.append(f'<text x="{at_x:.0f}" y="{_HEIGHT - 4}" text-anchor="{top}">{_short(x)}</text>')
-    ends = {name: place(*lines[0][-1])[1] for name, lines in series.items()}
+    ends = {name: place(*lines[-1][-1])[1] for name, lines in series.items()}
     for number, (name, lines) in enumerate(series.items()):
         paths = "".join(f'<polyline points="{_path(line, place)}"/>' for line in lines)
         dashes = f' stroke-dasharray="{_DASHES[number % 7]}"' if number % 7 else ""
@@ -87,7 +86,7 @@ def curve_figure(text: str, caption: str) -> str:
         drawn.append(
             f'<text x="{_RIGHT + 8}" y="{_apart(ends)[name] + 4:.0f}">{html.escape(name)}</text></g>'
         )
-    said = "; ".join(f"{name} {lines[0][-1][1]:.3g}" for name, lines in series.items())
+    said = "; ".join(f"{name} {lines[-1][-1][1]:.3g}" for name, lines in series.items())
     label = html.escape(f"{caption} {said}")
     return (
         f'<span class="figure"><svg class="curves" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
