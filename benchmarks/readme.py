@@ -107,7 +107,8 @@ FIGURES = (
         "tokens it writes a second, against a transformer with cache (D=512)", "feedback", _feedback_decoding
     ),
     Figure(
-        "values it says right that programs of 100 statements print, against a parallel transformer trained alike",
+        "values it says right that programs of 100 statements print, against a parallel transformer trained "
+        "alike",
         "algorithmic",
         _programs,
     ),
