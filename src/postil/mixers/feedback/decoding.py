@@ -149,13 +149,13 @@ def step(
         for index, layer in enumerate(layers):
             g = index % len(keys)
             outputs.append(_layer(outputs[-1], layer, keys[g], values[g], hidden))
-        m = torch.tensordot(mixing, torch.stack(outputs), 1)
+        m = torch.mv(torch.stack(outputs).flatten(1).t(), mixing).view(batch, width)
         if memory is not None:
-            m = F.layer_norm(m, (width,), *memory)
+            m = torch.layer_norm(m, [width], *memory)
         for g, (key, value, bias) in enumerate(projections):
             state.keys[now, :, g] = F.linear(m, key).view(batch, *state.keys.shape[3:])
             state.values[now, :, g] = F.linear(m, value, bias).view(batch, *state.keys.shape[3:])
-        return F.layer_norm(outputs[-1], (width,), *final)
+        return torch.layer_norm(outputs[-1], [width], *final)
 
 
 # A state keeps the positions of one head together, so nothing is copied here.
@@ -170,13 +170,14 @@ def _layer(
     v: Float[Tensor, "_ S E"],
     hidden: Bool[Tensor, "B S"] | None,
 ) -> Float[Tensor, "B D"]:
-    n = F.layer_norm(h, h.shape[1:], w.attn_gain, w.attn_shift)
+    width = [h.shape[1]]
+    n = torch.layer_norm(h, width, w.attn_gain, w.attn_shift)
     z = F.linear(_attend(n, w, k, v, hidden), w.output, w.output_bias)
     # A row that may read nothing skips attention, the bias of its output included.
     if hidden is not None:
         z = z.masked_fill(hidden.all(dim=1, keepdim=True), 0.0)
     h = h + z
-    n = F.layer_norm(h, h.shape[1:], w.ff_gain, w.ff_shift)
+    n = torch.layer_norm(h, width, w.ff_gain, w.ff_shift)
     return h + F.linear(F.linear(n, w.layer1, w.layer1_bias).relu_(), w.layer2, w.layer2_bias)
 
 
