@@ -67,9 +67,8 @@ CURRICULUM = (
 
 def folder_of(folder: Path, mixer: str, index: int) -> Path:
     """Say where a stage of a model is kept."""
-    return (
-        folder / mixer / f"{index + 1}-{CURRICULUM[index].variables}-variables-{CURRICULUM[index].statements}"
-    )
+    stage = CURRICULUM[index]
+    return folder / mixer / f"{index + 1}-{stage.variables}-variables-{stage.statements}"
 
 
 def settings(folder: Path, mixer: str, index: int) -> TrainSettings:
@@ -178,7 +177,7 @@ def without_conditions(programs: list[Program]) -> float:
 # ## Report
 def rows(folder: Path) -> list[dict[str, Any]]:
     """Give one row a stage and model; programs, tokens and time count from the first stage on."""
-    found = []
+    found, so_far = [], {mixer: Counter() for mixer in MODELS}
     for index, now in enumerate(CURRICULUM):
         runs = {mixer: folder_of(folder, mixer, index) for mixer in MODELS}
         if not all(finals(run) for run in runs.values()):
@@ -186,9 +185,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
         programs = [make_program(-n, now.statements, now.variables) for n in range(1, 1001)]
         for mixer, run in runs.items():
             record = json.loads((run / "run.json").read_text())
-            last, before = finals(run)[-1], [folder_of(folder, mixer, i) for i in range(index)]
-            read = sum(finals(each)[-1]["update"] for each in before)
-            size = record["settings"]["optimizer"]["batch_size"]
+            last, size = finals(run)[-1], record["settings"]["optimizer"]["batch_size"]
+            total, read = so_far[mixer], so_far[mixer]["update"]
+            total.update(update=last["update"], tokens=last["tokens"], seconds=cpu_seconds(run))
             published = PUBLISHED[mixer]
             found.append(
                 {
@@ -207,9 +206,9 @@ def rows(folder: Path) -> list[dict[str, Any]]:
                         "statements": 100,
                     },
                     "sizes": sizes(record),
-                    "programs": (read + last["update"]) * size,
-                    "tokens": sum(finals(each)[-1]["tokens"] for each in [*before, run]),
-                    "cpu_seconds": round(sum(cpu_seconds(each) for each in [*before, run]), 1),
+                    "programs": total["update"] * size,
+                    "tokens": total["tokens"],
+                    "cpu_seconds": round(total["seconds"], 1),
                     "threads": 1,
                     "curve": [
                         [(read + line["update"]) * size, round(line["accuracy"], 4)]

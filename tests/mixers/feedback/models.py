@@ -47,6 +47,15 @@ def sequence(length: int = 12, batch: int = 3, dtype: torch.dtype = torch.float6
     return torch.randn(length, batch, D, dtype=dtype)
 
 
+def assert_steps(
+    model: nn.Module, x: Tensor, expected: Tensor, state: object, start: int, tolerance: float
+) -> None:
+    """Step from `start` to the end; every step must give its row of `expected`."""
+    for t in range(start, len(x)):
+        y, state = model.step(x[t], state)
+        torch.testing.assert_close(y, expected[t], rtol=tolerance, atol=tolerance)
+
+
 def gradients(y: Tensor, inputs: list[Tensor]) -> list[Tensor | None]:
     weight = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).reshape(y.shape)
     return list(torch.autograd.grad((y * weight).sum(), inputs, allow_unused=True, retain_graph=True))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from models import D, F, H, L, build, sequence
+from models import D, F, H, L, assert_steps, build, sequence
 from torch import Tensor, nn
 
 from postil.masks import Mask
@@ -40,9 +40,7 @@ def test_plain_steps_equal_the_whole_sequence(
     model, x = build(shared, **options).eval(), sequence(30, batch)
     expected = model(x)
     _, state = model.prefill(x[:2])
-    for t in range(2, 30):
-        y, state = model.step(x[t], state)
-        torch.testing.assert_close(y, expected[t], rtol=1e-10, atol=1e-10)
+    assert_steps(model, x, expected, state, 2, 1e-10)
     assert len(steps) == 28
 
 
@@ -54,9 +52,7 @@ def test_plain_steps_after_padding(shared: bool, steps: list[int]) -> None:
     keys = torch.arange(20)[:, None] >= torch.tensor([0, 3, 6])
     expected = model(x, Mask(keys=keys))
     _, state = model.prefill(x[:6], mask=Mask(keys=keys[:6]))
-    for t in range(6, 20):
-        y, state = model.step(x[t], state)
-        torch.testing.assert_close(y, expected[t], rtol=1e-10, atol=1e-10)
+    assert_steps(model, x, expected, state, 6, 1e-10)
     assert len(steps) == 14
 
 
@@ -161,9 +157,7 @@ def test_changed_parts_are_computed_with(change: str, shared: bool) -> None:
     assert not torch.allclose(y, before)
     with torch.no_grad():
         _, state = model.prefill(x[:4])
-        for t in (4, 5):
-            y_t, state = model.step(x[t], state)
-            torch.testing.assert_close(y_t, y[t], rtol=1e-10, atol=1e-10)
+        assert_steps(model, x, y, state, 4, 1e-10)
 
 
 # A hook that is taken away again leaves nothing behind: steps are fast again.
@@ -190,6 +184,4 @@ def test_tables_of_different_lengths() -> None:
     attn.key_pos_bias = nn.Parameter(torch.randn(5, H, dtype=torch.float64))
     expected = model(x)
     _, state = model.prefill(x[:4])
-    for t in range(4, 20):
-        y, state = model.step(x[t], state)
-        torch.testing.assert_close(y, expected[t], rtol=1e-10, atol=1e-10)
+    assert_steps(model, x, expected, state, 4, 1e-10)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from models import H
+from models import H, assert_steps
 
 from postil.masks import Mask
 from postil.mixers.feedback import (
@@ -195,9 +195,7 @@ def test_compiled_steps_equal_the_whole_sequence(
     keys = torch.arange(40)[:, None] >= torch.tensor([0, 3, 6])
     expected = model(x, Mask(keys=keys))
     _, state = model.prefill(x[:6], mask=Mask(keys=keys[:6]))
-    for t in range(6, 40):
-        y, state = model.step(x[t], state)
-        torch.testing.assert_close(y, expected[t], rtol=1e-5, atol=1e-5)
+    assert_steps(model, x, expected, state, 6, 1e-5)
     assert len(calls) == 34
 
 
@@ -245,9 +243,7 @@ def test_a_state_in_which_rows_share_a_place_is_continued() -> None:
         keys=state.keys.expand(-1, 2, -1, -1, -1), values=state.values.expand(-1, 2, -1, -1, -1)
     )
     expected = model(torch.cat([x[:2, :1].expand(-1, 2, -1), x[2:]]))
-    for t in (2, 3):
-        y, spread = model.step(x[t], spread)
-        torch.testing.assert_close(y, expected[t], rtol=1e-5, atol=1e-5)
+    assert_steps(model, x, expected, spread, 2, 1e-5)
 
 
 @needs_kernel

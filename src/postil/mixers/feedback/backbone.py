@@ -145,10 +145,7 @@ class FeedbackBackbone(nn.Module):
     # A hook below the model wants to see its module run, so the modules run.
     @property
     def _is_standard(self) -> bool:
-        below = (module for module in self.modules() if module is not self)
-        if any(module._forward_hooks or module._forward_pre_hooks for module in below):
-            return False
-        if not all(layer.is_standard for layer in self._layers):
+        if any(decoding.hooks_below(self)) or not all(layer.is_standard for layer in self._layers):
             return False
         shapes = {
             (layer.attn.heads, layer.feed_forward.layer1.out_features, len(layer.attn.key_pos_bias))

@@ -35,7 +35,7 @@ from postil.mixers.feedback.attention import reachable
 from postil.mixers.feedback.layer import LayerWeights
 from postil.mixers.feedback.memory import FeedbackState
 
-__all__ = ["Operands", "Plan", "Projection", "plan", "step"]
+__all__ = ["Operands", "Plan", "Projection", "hooks_below", "plan", "step"]
 
 
 class Projection(NamedTuple):
@@ -95,7 +95,7 @@ def plan(model: nn.Module, operands: Callable[[], Operands | None]) -> Plan | No
     found = operands()
     if found is None or any(type(t) not in (Tensor, nn.Parameter) for t in found.tensors):
         return None
-    made = Plan(found, *_links(model))
+    made = Plan(found, _links(model), hooks_below(model))
     # What was computed for this step, by a parametrization for one, is another tensor the next time.
     own = {id(parameter) for parameter in model.parameters()}
     if all(id(t) in own for t in found.tensors):
@@ -103,8 +103,14 @@ def plan(model: nn.Module, operands: Callable[[], Operands | None]) -> Plan | No
     return made
 
 
-def _links(model: nn.Module) -> tuple[list[tuple[dict[str, Any], str, Any]], list[Mapping[int, Any]]]:
-    links, hooks = [], []
+def hooks_below(model: nn.Module) -> list[Mapping[int, Any]]:
+    r"""Give all tables of forward hooks below a model, empty ones too; its own are called in any case."""
+    below = (module for module in model.modules() if module is not model)
+    return [hooks for module in below for hooks in (module._forward_pre_hooks, module._forward_hooks)]
+
+
+def _links(model: nn.Module) -> list[tuple[dict[str, Any], str, Any]]:
+    links = []
     for module in model.modules():
         attributes = vars(module)
         # Whether a module is in training mode matters only where it has a dropout.
@@ -116,9 +122,7 @@ def _links(model: nn.Module) -> tuple[list[tuple[dict[str, Any], str, Any]], lis
             (module._parameters, module._parameters),
         ):
             links += [(owner, name, part) for name, part in parts.items()]
-        if module is not model:
-            hooks += [module._forward_pre_hooks, module._forward_hooks]
-    return links, hooks
+    return links
 
 
 # ## The step

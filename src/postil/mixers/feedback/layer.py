@@ -88,12 +88,23 @@ class FeedbackTransformerLayer(nn.Module):
     @property
     def weights(self) -> LayerWeights:
         r"""The parameters; only a standard layer has them all."""
-        attn, f, norm, norm_ff = self.attn, self.feed_forward, self.norm_self_attn, self.norm_ff
-        return LayerWeights(  # type: ignore[call-arg]
-            *(norm.weight, norm.bias, attn.query.linear.weight),
-            *(attn.query_pos_bias, attn.key_pos_embeddings, attn.key_pos_bias),
-            *(attn.output.weight, attn.output.bias, norm_ff.weight, norm_ff.bias),
-            *(f.layer1.weight, f.layer1.bias, f.layer2.weight, f.layer2.bias),  # type: ignore[union-attr]
+        attn: Any = self.attn
+        f: Any = self.feed_forward
+        return LayerWeights(
+            attn_gain=self.norm_self_attn.weight,
+            attn_shift=self.norm_self_attn.bias,
+            query=attn.query.linear.weight,
+            query_pos_bias=attn.query_pos_bias,
+            key_pos_embeddings=attn.key_pos_embeddings,
+            key_pos_bias=attn.key_pos_bias,
+            output=attn.output.weight,
+            output_bias=attn.output.bias,
+            ff_gain=self.norm_ff.weight,
+            ff_shift=self.norm_ff.bias,
+            layer1=f.layer1.weight,
+            layer1_bias=f.layer1.bias,
+            layer2=f.layer2.weight,
+            layer2_bias=f.layer2.bias,
         )
 
     # Whoever gives a layer another feed-forward network, attention with other scores or an adapter around a
